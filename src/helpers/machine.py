@@ -1,0 +1,264 @@
+"""What this machine offers: CPUs and memory as the container allows them, CPU features, devices, versions.
+
+Every notebook uses it; `python -m helpers doctor` prints it, and `helpers.timing` puts `machine_line()` below each
+table. Importing this module does not import torch. Functions that read Linux's files take `root`, the directory that
+stands for `/`.
+"""
+
+import ctypes
+import functools
+import importlib.util
+import os
+import platform
+import re
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+PACKAGES = ("torch", "transformers", "onnxruntime", "onnx", "torchao", "peft", "tokenizers", "numpy")
+
+# Our name of each feature that decides how fast int8 and bfloat16 run: its name in Linux's /proc/cpuinfo, in macOS's
+# sysctl, and its number in Windows' IsProcessorFeaturePresent; None where that system cannot tell.
+_FEATURES = {
+    "avx2": ("avx2", "hw.optional.avx2_0", 40),
+    "avx512": ("avx512f", "hw.optional.avx512f", 41),
+    "avx512_vnni": ("avx512_vnni", None, None),
+    "avx_vnni": ("avx_vnni", None, None),
+    "avx512_bf16": ("avx512_bf16", None, None),
+    "amx_int8": ("amx_int8", None, None),
+    "amx_bf16": ("amx_bf16", None, None),
+    "arm_dotprod": ("asimddp", "hw.optional.arm.FEAT_DotProd", 43),
+    "arm_i8mm": ("i8mm", "hw.optional.arm.FEAT_I8MM", None),
+    "arm_bf16": ("bf16", "hw.optional.arm.FEAT_BF16", None),
+}
+
+
+def _read(path: Path) -> str:
+    """The text of a small system file, "" if it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _cgroups(controller: str, root: str | os.PathLike) -> list[Path]:
+    """The directories of this process's control groups for `controller`, from its own up to the outermost visible one.
+
+    A limit anywhere on the way up binds. In a container the path in /proc/self/cgroup may be the host's and not exist
+    below the mount; the existing ones of its parents, at least the mount itself, are then what is left.
+    """
+    base, found = Path(root) / "sys/fs/cgroup", []
+    for line in _read(Path(root) / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        # Version 2 has one tree (number 0, no controllers); beside version 1 it is mounted as "unified".
+        mounts = (controllers, controller) if controllers else ("unified", "")
+        mount = next((base / name for name in mounts if (base / name).is_dir()), base)
+        parts = [part for part in path.split("/") if part not in ("", "..")]
+        found += [mount.joinpath(*parts[:n]) for n in range(len(parts), -1, -1)]
+    return [path for path in dict.fromkeys(found) if path.is_dir()]
+
+
+def _number(text: str) -> int | None:
+    """The number in a control group's file; None for "max", -1 (both: no limit) and for an unreadable file."""
+    return int(text) if text.isdigit() else None
+
+
+def usable_cpus(root: str | os.PathLike = "/") -> int:
+    """How many CPUs this process may keep busy: the smaller of its affinity and its container's quota, at least 1.
+
+    A quota of 2.5 CPUs counts as 2: a third thread would only make the kernel stop all three part of the time.
+    """
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    for group in _cgroups("cpu", root):
+        quota, _, period = _read(group / "cpu.max").partition(" ")  # version 2: "200000 100000" or "max 100000"
+        quota = _number(quota or _read(group / "cpu.cfs_quota_us"))
+        period = _number(period or _read(group / "cpu.cfs_period_us"))
+        if quota and period:
+            count = min(count, quota // period)
+    return max(count, 1)
+
+
+def _memory_limits(root: str | os.PathLike) -> list[tuple[int, int]]:
+    """(limit, bytes in use that cannot be given back) of each control group that limits memory."""
+    found = []
+    for group in _cgroups("memory", root):
+        # The cache of files read counts as used; what of it was not read lately is dropped when memory is needed.
+        # Version 1 lists the group's own share first and then the total with the groups below it.
+        cache = re.findall(r"^(?:total_)?inactive_file (\d+)$", _read(group / "memory.stat"), re.MULTILINE)
+        for limit, usage in (("max", "current"), ("limit_in_bytes", "usage_in_bytes")):  # version 2, version 1
+            if (bound := _number(_read(group / f"memory.{limit}"))) is not None:
+                used = (_number(_read(group / f"memory.{usage}")) or 0) - int(cache[-1] if cache else 0)
+                found.append((bound, max(used, 0)))
+    return found
+
+
+def memory_total(root: str | os.PathLike = "/") -> int:
+    """Bytes of RAM this process could have: the machine's, or its container's limit where that is less."""
+    return min([psutil.virtual_memory().total, *(limit for limit, _ in _memory_limits(root))])
+
+
+def memory_available(root: str | os.PathLike = "/") -> int:
+    """Bytes of RAM that can be taken now without swapping, on the machine and inside the container's limit."""
+    return max(0, min([psutil.virtual_memory().available, *(limit - used for limit, used in _memory_limits(root))]))
+
+
+def process_memory(children: bool = False) -> int:
+    """Bytes of RAM (resident set) that this process holds now; with `children`, its child processes' too."""
+    me = psutil.Process()
+    total = me.memory_info().rss
+    for child in me.children(recursive=True) if children else []:
+        try:
+            total += child.memory_info().rss
+        except psutil.Error:  # it ended between the two calls
+            continue
+    return total
+
+
+def process_peak() -> int:
+    """Bytes of RAM (resident set) that this process held at its peak so far."""
+    peak = re.search(r"^VmHWM:\s+(\d+) kB$", _read(Path("/proc/self/status")), re.MULTILINE)
+    if peak:  # not getrusage: on Linux its maximum also counts the parent, whose memory the process was started from
+        return int(peak[1]) * 1024
+    if sys.platform == "win32":
+        return psutil.Process().memory_info().peak_wset
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def _sysctl(name: str) -> str:
+    """The value of a macOS system variable, "" if there is none."""
+    try:
+        return subprocess.run(["sysctl", "-n", name], capture_output=True, text=True, timeout=5).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+@functools.cache
+def cpu_features(root: str | os.PathLike = "/", system: str = sys.platform) -> dict[str, bool]:
+    """Which instructions for small numbers the CPU has, for example {"avx2": True, "avx512_vnni": False, ...}.
+
+    A feature that the operating system cannot tell about has no entry: use `.get(name)`, None means unknown.
+    """
+    if system == "win32":
+        present = ctypes.windll.kernel32.IsProcessorFeaturePresent
+        return {name: bool(present(number)) for name, (_, _, number) in _FEATURES.items() if number is not None}
+    if system == "darwin":
+        values = {name: _sysctl(key) for name, (_, key, _) in _FEATURES.items() if key is not None}
+        return {name: value == "1" for name, value in values.items() if value}
+    line = re.search(r"^(?:flags|Features)\s*:(.*)$", _read(Path(root) / "proc/cpuinfo"), re.MULTILINE)
+    if not line:
+        return {}
+    flags = set(line[1].split())
+    return {name: flag in flags for name, (flag, _, _) in _FEATURES.items()}
+
+
+class CudaStatus(NamedTuple):
+    """Whether torch can compute on a CUDA device, and a sentence that says why (not) and what to do about it."""
+
+    available: bool
+    reason: str
+
+
+def explain_cuda(system, torch, build, card, driver, visible, names) -> CudaStatus:
+    """Names the cause that has to be mended first where CUDA is absent.
+
+    system: as sys.platform; torch: its version or None; build: the CUDA or ROCm it was built for, None for a CPU-only
+    build; card: an NVIDIA card is there, None where that cannot be told; driver: the driver's library loads;
+    visible: the variable CUDA_VISIBLE_DEVICES or None; names: of the devices that torch can use.
+    """
+    if names:
+        return CudaStatus(True, f"torch can use {len(names)} CUDA device(s): {', '.join(names)}.")
+    if torch is None:
+        reason = "torch is not installed in this Python: install it, or start the Python that has it."
+    elif system == "darwin":
+        reason = "Macs have no CUDA: on Apple silicon use the device 'mps', else 'cpu'."
+    elif not driver and not card:
+        reason = "no NVIDIA card was found in this machine: use the CPU, which is enough for this tutorial."
+    elif build is None:
+        reason = f"torch {torch} is a CPU-only build: install torch's CUDA build to use the NVIDIA card."
+    elif not driver:
+        reason = "the NVIDIA card has no driver: install it, or start the container with access to the GPU."
+    elif visible is not None:
+        reason = f"CUDA_VISIBLE_DEVICES={visible!r} hides the card: unset it, or name a card, before Python starts."
+    else:
+        reason = f"the driver gives torch (for CUDA {build}) no card: run nvidia-smi, the driver may be too old."
+    return CudaStatus(False, reason)
+
+
+def _cuda_driver() -> bool:
+    try:
+        ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
+def cuda_status() -> CudaStatus:
+    """Says whether CUDA can be used, and if not, why: no card, CPU-only torch, no driver, or hidden by a variable."""
+    try:
+        import torch
+    except ImportError:
+        return explain_cuda(sys.platform, None, None, None, False, None, ())
+    devices = [path for path in Path("/sys/bus/pci/devices").glob("*") if _read(path / "class").startswith("0x03")]
+    card = any(_read(path / "vendor") == "0x10de" for path in devices) if Path("/sys/bus/pci").is_dir() else None
+    names = tuple(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
+    build = torch.version.cuda or torch.version.hip
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return explain_cuda(sys.platform, torch.__version__, build, card, _cuda_driver(), visible, names)
+
+
+def devices() -> list[str]:
+    """Names of the devices torch can compute on, best first, for example ["cuda:0", "cpu"]; "cpu" is always last."""
+    import torch
+
+    cuda = [f"cuda:{i}" for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+    return [*cuda, *(["mps"] if torch.backends.mps.is_available() else []), "cpu"]
+
+
+def synchronize() -> None:
+    """Waits until every accelerator in use (CUDA, MPS) has done what it was given; returns at once without one."""
+    torch = sys.modules.get("torch")  # nobody can have used an accelerator before torch was imported
+    if torch is None:
+        return
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        for index in range(torch.cuda.device_count()):
+            if torch.cuda.memory_reserved(index):  # else it has no work, and waiting would start it up
+                torch.cuda.synchronize(index)
+    if torch.backends.mps.is_available():
+        torch.mps.synchronize()
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages whose speed the notebooks measure; missing ones have no entry."""
+    installed = {name: metadata.version(name) for name in PACKAGES if importlib.util.find_spec(name)}
+    return {"python": platform.python_version(), **installed}
+
+
+def cpu_name(root: str | os.PathLike = "/") -> str:
+    """The CPU's name as the operating system gives it."""
+    line = re.search(r"^model name\s*:\s*(.+)$", _read(Path(root) / "proc/cpuinfo"), re.MULTILINE)
+    mac = _sysctl("machdep.cpu.brand_string") if sys.platform == "darwin" else ""
+    return line[1] if line else mac or platform.processor() or platform.machine()
+
+
+def machine_line(threads: int | None = None) -> str:
+    """One line that names what a measurement depends on: hardware, threads, versions.
+
+    `threads` is the number the measurement used; by default torch's number, where torch is in use.
+    """
+    torch, found = sys.modules.get("torch"), versions()
+    threads = threads or (torch.get_num_threads() if torch else usable_cpus())
+    cpu = ", ".join([platform.machine(), *(name for name, present in cpu_features().items() if present)])
+    accelerators = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch else []
+    accelerators += ["Apple MPS"] if torch and torch.backends.mps.is_available() else []
+    packages = [f"{name} {found[name]}" for name in ("torch", "transformers", "onnxruntime") if name in found]
+    hardware = f"{cpu_name()} ({cpu}) · {usable_cpus()} usable CPUs, {threads} threads"
+    memory = f"{memory_total() / 2**30:.1f} GiB RAM · {', '.join(accelerators) or 'no GPU'}"
+    return f"{hardware} · {memory} · {platform.system()}, Python {found['python']} · {', '.join(packages)}"
