@@ -1,0 +1,194 @@
+"""A model hub and a package index on the loopback address, which misbehave on demand.
+
+Speaks as much of the hub's protocol as transformers and huggingface_hub use to load a pinned revision: resolve (HEAD
+and GET, etags, commit, Range, large files redirected to a "download server"), model info and tree. By hand:
+
+    python tests/hub_server.py --repo sentence-transformers/all-MiniLM-L6-v2=FOLDER --misbehave 'weights=429'
+
+and HF_ENDPOINT=<the address it prints> for whoever shall use it.
+"""
+
+import argparse
+import contextlib
+import hashlib
+import json
+import re
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from helpers.assets import CATALOGUE
+
+MODES = ("404", "429", "500", "cut", "stall", "silent")
+LARGE = 100_000  # bytes from which a file is stored the hub's way for large files: SHA-256 etag, redirect
+
+
+class HubServer:
+    """Serve ``repos`` (hub id -> folder) and ``packages`` (a folder of archives) while the ``with`` block lasts.
+
+    ``misbehave(pattern, mode, times)`` makes requests whose path contains the regular expression fail: an HTTP status,
+    "cut" (half of the bytes, then the connection closes), "stall" (half of the bytes, then nothing) or "silent" (the
+    request is read and never answered); ``times`` limits how often. ``requests`` lists what was asked: (method, path,
+    headers). A server that refuses connections is one whose ``with`` block has ended.
+    """
+
+    def __init__(self, repos: dict[str, Path] | None = None, packages: Path | None = None, port: int = 0):
+        self.repos = {hub_id: Path(folder) for hub_id, folder in (repos or {}).items()}
+        self.packages = packages
+        self.requests: list[tuple[str, str, dict]] = []
+        self.rules: list[list] = []
+        self.closing = threading.Event()
+        self.digests: dict[Path, tuple[str, str]] = {}
+        self.server = ThreadingHTTPServer(("127.0.0.1", port), type("Handler", (_Handler,), {"hub": self}))
+        self.server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+
+    def __enter__(self):
+        threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+        return self
+
+    def __exit__(self, *_):
+        self.closing.set()
+        self.server.shutdown()
+        self.server.server_close()
+
+    def misbehave(self, pattern: str, mode: str, times: int | None = None) -> None:
+        if mode not in MODES:
+            raise ValueError(f"{mode!r} is none of {', '.join(MODES)}")
+        self.rules.append([pattern, mode, times])
+
+    def mode_of(self, path: str) -> str | None:
+        for rule in self.rules:
+            pattern, mode, times = rule
+            if times != 0 and re.search(pattern, path):
+                rule[2] = None if times is None else times - 1
+                return mode
+        return None
+
+    def revision(self, hub_id: str) -> str:
+        pinned = {asset.hub_id: asset.revision for asset in CATALOGUE.values()}
+        return pinned.get(hub_id) or hashlib.sha1(hub_id.encode()).hexdigest()
+
+    def etag(self, file: Path) -> tuple[str, bool]:
+        """The hub's etag (SHA-256 for large files, else git's blob id), and whether the file counts as large."""
+        if file not in self.digests:
+            content = file.read_bytes()
+            git = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+            large = len(content) >= LARGE or file.suffix in (".safetensors", ".bin")
+            self.digests[file] = (hashlib.sha256(content).hexdigest(), True) if large else (git, False)
+        return self.digests[file]
+
+
+class _Handler(BaseHTTPRequestHandler):
+    hub: HubServer
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_):
+        pass
+
+    def do_HEAD(self):
+        self.do_GET()
+
+    def do_GET(self):
+        path = unquote(urlsplit(self.path).path)
+        self.hub.requests.append((self.command, path, dict(self.headers)))
+        self.mode = self.hub.mode_of(path)
+        if self.mode == "silent":
+            self.hub.closing.wait(60)
+            self.close_connection = True
+        elif self.mode in ("404", "429", "500"):
+            self.answer(int(self.mode), b"", {"Retry-After": "30"} if self.mode == "429" else {})
+        elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/(revision|tree)/([^/]+).*)?", path):
+            self.api(*match.groups())
+        elif match := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
+            self.resolve(*match.groups())
+        elif match := re.fullmatch(r"/large/([^/]+/[^/]+)/(.+)", path):
+            self.file(self.hub.repos[match[1]] / match[2], {})
+        elif (match := re.fullmatch(r"/simple/([^/]+)/?", path)) and self.hub.packages:
+            name = re.escape(match[1]).replace(r"\-", "[-_.]")
+            found = [f.name for f in self.hub.packages.iterdir() if re.match(name + "-", f.name, re.IGNORECASE)]
+            page = "".join(f'<a href="/packages/{file}">{file}</a>' for file in found)
+            self.answer(200 if found else 404, page.encode(), {"Content-Type": "text/html"})
+        elif path.startswith("/packages/") and self.hub.packages:
+            self.file(self.hub.packages / Path(path).name, {})
+        else:
+            self.answer(404, b"")
+
+    def folder(self, hub_id: str, revision: str | None) -> Path | None:
+        """The repository's folder; answers 404 in the hub's words if there is no such repository or revision."""
+        if hub_id not in self.hub.repos:
+            self.answer(404, b"", {"X-Error-Code": "RepoNotFound"})
+        elif revision not in (None, "main", self.hub.revision(hub_id)):
+            self.answer(404, b"", {"X-Error-Code": "RevisionNotFound"})
+        else:
+            return self.hub.repos[hub_id]
+        return None
+
+    def api(self, hub_id: str, kind: str | None, revision: str | None):
+        if (folder := self.folder(hub_id, revision)) is None:
+            return
+        files = [file for file in sorted(folder.rglob("*")) if file.is_file()]
+        names = [file.relative_to(folder).as_posix() for file in files]
+        if kind == "tree":
+            etags = [self.hub.etag(file)[0] for file in files]
+            sizes = [file.stat().st_size for file in files]
+            rows = zip(names, sizes, etags, strict=True)
+            answer = [{"type": "file", "path": name, "size": size, "oid": etag} for name, size, etag in rows]
+        else:
+            answer = {"id": hub_id, "sha": self.hub.revision(hub_id), "siblings": [{"rfilename": n} for n in names]}
+        self.answer(200, json.dumps(answer).encode(), {"Content-Type": "application/json"})
+
+    def resolve(self, hub_id: str, revision: str, name: str):
+        if (folder := self.folder(hub_id, revision)) is None:
+            return
+        commit = {"X-Repo-Commit": self.hub.revision(hub_id)}
+        if not (folder / name).is_file():
+            self.answer(404, b"", commit | {"X-Error-Code": "EntryNotFound"})
+            return
+        etag, large = self.hub.etag(folder / name)
+        if not large:
+            self.file(folder / name, commit | {"ETag": f'"{etag}"'})
+            return
+        size = (folder / name).stat().st_size
+        # Another host name, as on the hub: whoever sends the user's token there has a bug.
+        place = f"http://localhost:{self.hub.server.server_port}/large/{hub_id}/{name}"
+        self.answer(302, b"", commit | {"X-Linked-ETag": f'"{etag}"', "X-Linked-Size": str(size), "Location": place})
+
+    def file(self, path: Path, headers: dict):
+        if not path.is_file():
+            self.answer(404, b"")
+            return
+        content, status = path.read_bytes(), 200
+        if match := re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", "")):
+            start, status = int(match[1]), 206
+            headers = headers | {"Content-Range": f"bytes {start}-{len(content) - 1}/{len(content)}"}
+            content = content[start:]
+        self.answer(status, content, headers | {"Accept-Ranges": "bytes"})
+
+    def answer(self, status: int, body: bytes, headers: dict | None = None):
+        self.send_response(status)
+        for name, value in ({"Content-Length": str(len(body))} | (headers or {})).items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command == "GET":
+            half = self.mode in ("cut", "stall")
+            self.wfile.write(body[: len(body) // 2] if half else body)
+            self.close_connection = half
+            if self.mode == "stall":
+                self.hub.closing.wait(60)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repo", action="append", default=[], metavar="HUB_ID=FOLDER")
+    parser.add_argument("--packages", type=Path, metavar="FOLDER", help="serve its archives as a package index")
+    parser.add_argument("--misbehave", action="append", default=[], metavar="PATTERN=MODE", help=", ".join(MODES))
+    parser.add_argument("--port", type=int, default=0)
+    options = parser.parse_args()
+    with HubServer(dict(repo.split("=", 1) for repo in options.repo), options.packages, options.port) as server:
+        for rule in options.misbehave:
+            server.misbehave(*rule.rsplit("=", 1))
+        print(server.url, flush=True)
+        with contextlib.suppress(KeyboardInterrupt):
+            threading.Event().wait()

@@ -1,0 +1,59 @@
+"""Batches cover every text once, respect their limits, waste little padding, and give results back in order."""
+
+import random
+
+from helpers.batching import batches, restore
+
+import pytest
+import torch
+
+LENGTHS = [random.Random(1).randint(2, 60) for _ in range(200)]
+
+
+@pytest.mark.parametrize("limits", [{"batch_size": 16}, {"max_tokens": 256}, {"batch_size": 8, "max_tokens": 300}])
+def test_every_text_once_within_the_limits(limits):
+    groups = batches(LENGTHS, **limits)
+    assert sorted(i for group in groups for i in group) == list(range(200))
+    for group in groups:
+        assert len(group) <= limits.get("batch_size", 200)
+        assert len(group) * max(LENGTHS[i] for i in group) <= limits.get("max_tokens", 10**9)
+
+
+def test_case_81_sorting_wastes_little_padding():
+    """Padding to the longest of a sorted batch computes far fewer tokens than padding all to 128."""
+    padded = sum(len(group) * max(LENGTHS[i] for i in group) for group in batches(LENGTHS, batch_size=16))
+    assert sum(LENGTHS) <= padded < 1.15 * sum(LENGTHS)
+    assert padded < 0.4 * 128 * len(LENGTHS)
+
+
+def test_a_text_beyond_the_budget_gets_its_own_batch():
+    assert batches([500, 3, 4], max_tokens=100) == [[1, 2], [0]]
+
+
+def test_case_81_restore_gives_the_order_back():
+    groups = batches(LENGTHS, batch_size=7)
+    results = [torch.tensor([[LENGTHS[i], i] for i in group]) for group in groups]
+    assert torch.equal(torch.stack(restore(results, groups)), torch.tensor([[n, i] for i, n in enumerate(LENGTHS)]))
+
+
+def test_no_texts_no_batches():
+    assert batches([], batch_size=4) == []
+    assert restore([], []) == []
+
+
+@pytest.mark.parametrize("arguments", [{}, {"batch_size": 0}, {"max_tokens": -1}])
+def test_limits_are_checked(arguments):
+    with pytest.raises(ValueError, match=r"at least 1|without a limit"):
+        batches([3], **arguments)
+
+
+def test_lengths_are_checked():
+    with pytest.raises(ValueError, match="special tokens"):
+        batches([3, 0], batch_size=2)
+
+
+def test_restore_refuses_a_mismatch():
+    with pytest.raises(ValueError, match="zip"):
+        restore([[1, 2, 3]], [[0, 1]])
+    with pytest.raises(ValueError, match="zip"):
+        restore([[1]], [[0], [1]])
