@@ -1,0 +1,294 @@
+#!/usr/bin/env python3
+"""Set up the tutorial's environment in the folder .venv, then run one of its commands in there.
+
+Standard library only, and no newer syntax than Python 3.6 knows: an old Python gets a sentence and no traceback.
+
+The state of .venv is one small file, STAMP. It is the first thing in the folder, says "unfinished" (no `packages`)
+before anything else changes, and is replaced in one move when everything is in place. Whatever stops the work in
+between, the next run sees an unfinished environment and makes it anew.
+"""
+
+import contextlib
+import ctypes
+import errno
+import hashlib
+import importlib.util
+import json
+import os
+import platform
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+USAGE = """\
+usage: python3 tutorial.py COMMAND [options]
+
+  lab [--no-browser] [--port N]   open the tutorial in JupyterLab
+  test                            check that everything works here (installs the test tools too)
+  doctor                          what this machine can run, and what to do about the rest
+  fetch                           download the models and texts ahead of time
+  bench, gpu-report               measure this machine
+
+The first run makes the folder .venv and installs everything in it; later runs start at once."""
+
+ROOT = Path(__file__).resolve().parent
+VENV = ROOT / ".venv"
+STAMP, LOCK, LOG = VENV / "tutorial.json", VENV / "tutorial.lock", VENV / "tutorial-pip.log"
+PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+PYTHONS = ("3.13", "3.12", "3.11")
+CPU_INDEX, CUDA_INDEX = "https://download.pytorch.org/whl/cpu", "https://download.pytorch.org/whl/cu130"
+# Free gigabytes needed while .venv is made. CPU build: measured on Linux, 1.9 at the peak; pip's cache adds up to 0.5.
+# CUDA build: an estimate from its 2.7 GB of downloads (unpacked, as downloaded, and in pip's cache).
+DISK_NEED = {"cpu": 2.5, "cuda": 12.0}
+
+# (what pip or the system says, what to do about it)
+FAILURES = (
+    (r"No space left|Errno 28\b|WinError 112\b|Disk quota", "The disk is full. Free some space and run this again."),
+    (
+        r"Permission denied|Errno (1|13|30)\b|WinError (5|32)\b|Access is denied",
+        "A file could not be written. Close what still uses .venv (notebooks, other terminals), make sure that this "
+        "folder is yours to write in, and run this again.",
+    ),
+    (
+        r"NewConnection|NameResol|name resolution|Failed to resolve|getaddrinfo|ConnectTimeout|ReadTimeout|timed out"
+        r"|Network is unreachable|ProxyError|SSLError|RemoteDisconnected|Connection (reset|aborted)|IncompleteRead",
+        "The package index could not be reached. Check the network (behind a proxy, set HTTPS_PROXY), run this again.",
+    ),
+    (
+        r"No matching distribution found for torch\b",
+        "This PyTorch does not exist for this machine and Python. It needs a 64-bit Python on Linux, Windows or an "
+        "Apple-silicon Mac; elsewhere, use the tutorial through Binder.",
+    ),
+)
+
+
+class SetupError(Exception):
+    """The work cannot go on; the message is a sentence that says why and what to do."""
+
+
+def explain(said):
+    """Turn what pip or the system said into a sentence that says what to do."""
+    known = next((sentence for pattern, sentence in FAILURES if re.search(pattern, said)), None)
+    return known or "It did not work. The last lines of what was said:\n" + "\n".join(said.strip().splitlines()[-8:])
+
+
+def environment(**extra):
+    """The environment variables, without those that would mix other Python installations into .venv."""
+    unwanted = {"PYTHONHOME", "PYTHONPATH", "PIP_TARGET", "PIP_PREFIX", "__PYVENV_LAUNCHER__"}
+    return {**{name: value for name, value in os.environ.items() if name not in unwanted}, "PIP_USER": "0", **extra}
+
+
+def output(*command):
+    """What a short command prints; an empty string if it does not run or fails."""
+    with contextlib.suppress(OSError, subprocess.CalledProcessError):
+        return subprocess.check_output(command, stderr=subprocess.DEVNULL, env=environment()).decode().strip()
+    return ""
+
+
+def python_of(*command):
+    """The version of an interpreter, such as "3.11"; an empty string if it does not run."""
+    return output(*command, "-c", "import sys; print('{}.{}'.format(*sys.version_info))")
+
+
+def python_problem(version):
+    """The sentence for a Python that is too old or too new, None for one that will do."""
+    if version in PYTHONS:
+        return None
+    names = [name for v in PYTHONS for name in (["python" + v], ["py", "-" + v])]
+    # Asked for its version, since version managers put launchers on PATH that start nothing.
+    found = next((name for name in names if shutil.which(name[0]) and python_of(*name) in PYTHONS), None)
+    way_out = f"Run: {' '.join(found)} tutorial.py ..." if found else "Install one of them and run tutorial.py with it."
+    return f"This tutorial needs Python 3.11, 3.12 or 3.13, and this is Python {version}. {way_out}"
+
+
+def project():
+    """What has to be installed: (torch's version, fingerprint of everything that decides the packages)."""
+    import tomllib
+
+    table = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    decisive = [table["build-system"], table["project"]["dependencies"], table["project"]["optional-dependencies"]]
+    text = json.dumps(decisive) + (ROOT / "constraints.txt").read_text(encoding="utf-8")
+    torch = next(line for line in decisive[1] if line.startswith("torch=="))
+    return torch.split("==")[1], hashlib.sha256(text.encode()).hexdigest()
+
+
+def read_stamp():
+    return json.loads(STAMP.read_text(encoding="utf-8")) if STAMP.exists() else {}
+
+
+def write_stamp(**stamp):
+    STAMP.with_suffix(".new").write_text(json.dumps(stamp), encoding="utf-8")
+    STAMP.with_suffix(".new").replace(STAMP)  # one move: a reader sees the old stamp or the new one
+
+
+def intact(stamp):
+    """Whether .venv was finished, in this place, and still has the Python that its packages were installed for."""
+    return bool(stamp.get("packages")) and stamp["root"] == str(ROOT) and python_of(str(PYTHON)) == stamp["python"]
+
+
+def acquired(file):
+    """Try to lock an open file. The lock ends with the last process that has the file open."""
+    try:
+        if os.name == "nt":
+            import msvcrt
+
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno in (errno.ENOLCK, errno.ENOTSUP)  # a file system without locks: go on without
+    return True
+
+
+def step(what, command, locked):
+    """Run one long step: one line on the terminal, its output in LOG. Raises SetupError if it fails."""
+    live, start = sys.stdout.isatty(), time.monotonic()
+    print(what, end=" ..." if live else " ...\n", flush=True)
+    temporary = VENV / "tmp"  # downloads lie here: one disk to check, and a kill leaves nothing elsewhere
+    temporary.mkdir(exist_ok=True)
+    variables = environment(**dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(temporary)))
+    # pip holds the lock as well: if it outlives a start that was killed, the next start waits for it.
+    inherited = {} if os.name == "nt" else {"pass_fds": [locked.fileno()]}
+    with LOG.open("a+b") as log:
+        before = log.seek(0, os.SEEK_END)
+        silent = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+        child = subprocess.Popen(command, cwd=ROOT, env=variables, **silent, **inherited)
+        try:
+            while child.poll() is None:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.wait(1)
+                if live:
+                    print(f"\r{what} ... {time.monotonic() - start:.0f} s", end="", flush=True)
+        except BaseException:  # Ctrl-C: nothing goes on behind the reader's back
+            child.kill()
+            child.wait()
+            raise
+        log.seek(before)
+        said = log.read().decode(errors="replace")
+    how = "failed" if child.returncode else "done"
+    print(("\r" if live else "") + f"{what} ... {how}, {time.monotonic() - start:.0f} s", flush=True)
+    if child.returncode:
+        raise SetupError(f"{explain(said)}\n(Everything that was said: {LOG})")
+    shutil.rmtree(temporary, ignore_errors=True)
+
+
+def nvidia_driver():
+    """Whether NVIDIA's driver is installed: its own library can be loaded."""
+    with contextlib.suppress(OSError):
+        return bool(ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1"))
+    return False
+
+
+def answers(url, seconds=4):
+    """Whether a page answers in time. In a process of its own, since looking up a name heeds no time-out."""
+    probe = [sys.executable, "-c", f"import urllib.request as r; r.urlopen({url!r}, timeout={seconds})"]
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        return subprocess.run(probe, stderr=subprocess.DEVNULL, timeout=seconds).returncode == 0
+    return False
+
+
+def torch_source(version, system, machine, driver, answers):
+    """Which torch suits a machine: (what to say, pip's arguments). `answers` tells whether a page can be reached.
+
+    PyPI's own torch is a CUDA build on Linux and a CPU build on Windows and macOS.
+    """
+    if system == "Linux" and not driver:
+        if machine in ("x86_64", "aarch64") and answers(CPU_INDEX + "/torch/"):
+            return "CPU build, 0.2 GB", [f"torch=={version}+cpu", "--extra-index-url", CPU_INDEX]
+        return "the build that pip finds, 0.2 to 2.7 GB", [f"torch=={version}"]
+    if system == "Windows" and driver and answers(CUDA_INDEX + "/torch/"):
+        return "CUDA build, about 2.5 GB", [f"torch=={version}+cu130", "--extra-index-url", CUDA_INDEX]
+    return ("CUDA build, 2.7 GB" if system == "Linux" else "CPU build, 0.2 GB"), [f"torch=={version}"]
+
+
+def make_venv(driver, locked):
+    """Throw away what an unfinished start left in .venv and make it from nothing."""
+    if not (importlib.util.find_spec("ensurepip") and importlib.util.find_spec("venv")):
+        package = f"python3.{sys.version_info[1]}-venv"
+        raise SetupError(f"This Python has no venv or no ensurepip module. On Debian and Ubuntu: apt install {package}")
+    for path in VENV.iterdir():
+        if path not in (STAMP, LOCK):  # without its stamp the folder would no longer be known as ours
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    need, free = DISK_NEED["cuda" if driver else "cpu"], shutil.disk_usage(VENV).free / 1e9
+    if free < need:
+        raise SetupError(f"Too little disk: .venv needs {need:.1f} GB free while it is made; there are {free:.1f} GB.")
+    # By the base interpreter: tutorial.py may have been started with the very .venv that is replaced.
+    step("Making .venv", [getattr(sys, "_base_executable", sys.executable), "-m", "venv", str(VENV)], locked)
+
+
+def ensure(test):
+    """Make sure that .venv has the pinned environment, with the test tools if `test`; install only what is missing."""
+    torch, packages = project()
+
+    def ready():
+        return stamp.get("packages") == packages and stamp["test"] >= test and intact(stamp)
+
+    stamp = read_stamp()
+    if ready():
+        return
+    VENV.mkdir(exist_ok=True)
+    with LOCK.open("a") as locked:  # one start at a time changes .venv
+        if not acquired(locked):
+            print("Another start of tutorial.py is at work here; waiting for it (Ctrl-C gives up).", flush=True)
+            while not acquired(locked):
+                time.sleep(0.3)
+        stamp = read_stamp()
+        if ready():  # done by the start that was waited for
+            return
+        ours = stamp.get("ours", {path.name for path in VENV.iterdir()} <= {LOCK.name, STAMP.stem + ".new"})
+        keep = intact(stamp) if ours else python_of(str(PYTHON)) in PYTHONS
+        if not (ours or keep):
+            raise SetupError(f"{VENV} is not of tutorial.py's making and has no Python 3.11 to 3.13. Move it away.")
+        state = {"ours": ours, "root": str(ROOT), "test": test or stamp.get("test", False)}
+        write_stamp(packages=None, **state)
+        driver = nvidia_driver()
+        if not keep:
+            make_venv(driver, locked)
+        pip = [str(PYTHON), "-m", "pip", "install", "--no-input", "--progress-bar", "off", "-c", "constraints.txt"]
+        installed = output(str(PYTHON), "-c", "import importlib.metadata as m; print(m.version('torch'))")
+        if installed.split("+")[0] != torch:
+            build, arguments = torch_source(torch, platform.system(), platform.machine(), driver, answers)
+            step(f"Installing PyTorch {torch} ({build})", [*pip, *arguments], locked)
+        what, extra = ("packages and test tools", "[test]") if state["test"] else ("packages", "")
+        step(f"Installing the other {what} (0.3 GB)", [*pip, "-e", "." + extra], locked)
+        write_stamp(packages=packages, python=python_of(str(PYTHON)), **state)
+
+
+def hand_over(arguments):
+    """Run `python -m helpers` with these arguments in .venv: on POSIX become it, on Windows return its exit code."""
+    command = [str(PYTHON), "-m", "helpers", *arguments]
+    sys.stdout.flush()
+    if os.name != "nt":
+        os.execve(command[0], command, environment())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the child as well, and the child decides
+    return subprocess.call(command, env=environment())
+
+
+def main(arguments):
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(USAGE)
+        return 0
+    problem = python_problem("{}.{}".format(*sys.version_info))
+    if problem or arguments[0].startswith("-"):
+        print(problem or f"{arguments[0]} is no command.\n\n{USAGE}", file=sys.stderr)
+        return 1 if problem else 2
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that `step` ends its child
+    try:
+        ensure(test=arguments[0] == "test")
+        return hand_over(arguments)
+    except (SetupError, OSError) as error:
+        print(error if isinstance(error, SetupError) else explain(str(error)), file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nStopped. Run the same command again to go on.", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
