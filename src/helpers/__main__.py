@@ -1,0 +1,90 @@
+"""The command line, `python -m helpers lab | test | doctor | fetch | bench`; `python3 tutorial.py` hands over to it."""
+
+import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from . import lessons
+
+START = "notebooks/00_start_here.ipynb"
+
+
+def lab(rest: list[str]) -> int:
+    """Fetch what the lessons load, then open JupyterLab at the first notebook; further options go to JupyterLab."""
+    status = fetch([])
+    if status:
+        print("The notebooks that need what is missing will say so; the others run.")
+    # Nobody in a lesson wants to be asked about Jupyter's news, and a room without network should not wait for it.
+    calm = "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate"
+    command = [sys.executable, "-m", "jupyterlab", START, calm, "--LabApp.news_url=None", *rest]
+    return _wait(command)
+
+
+def test(rest: list[str]) -> int:
+    """Fetch what the tests load, then run the whole suite; further options go to pytest."""
+    status = fetch([])
+    if status:
+        return status
+    return _wait([sys.executable, "-m", "pytest", *rest], HF_HUB_DISABLE_PROGRESS_BARS="1")
+
+
+def _wait(command: list[str], **environment: str) -> int:
+    """Run a command in the tutorial's folder until it ends; Ctrl-C goes to it, and we wait for it to close down."""
+    with subprocess.Popen(command, cwd=lessons.ROOT, env=os.environ | environment) as process:
+        while True:
+            try:
+                return process.wait()
+            except KeyboardInterrupt:
+                continue
+
+
+def fetch(names: list[str]) -> int:
+    """Fetch models and texts (all that the lessons load, or those named); 0 if everything is here at the end."""
+    from . import assets
+
+    try:
+        assets.fetch(names or None)
+    except assets.AssetError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Parse the command line and run the command; returns its exit status."""
+    parser = argparse.ArgumentParser(prog="python -m helpers", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("lab", help="open JupyterLab (options such as --no-browser and --port are passed on to it)")
+    commands.add_parser("test", help="run all tests (options are passed on to pytest)")
+    commands.add_parser("doctor", help="is this machine ready, and for which notebooks?")
+    getter = commands.add_parser("fetch", help="get models and texts ahead")
+    getter.add_argument("names", nargs="*", help="names from the catalogue; default: all that the lessons load")
+    measure = commands.add_parser("bench", help="measure everything the tutorial claims, on this machine")
+    measure.add_argument("--quick", action="store_true", help="a smaller run of every part, to see that it works")
+    measure.add_argument("--only", action="append", metavar="PART", help="run this part only (may be repeated)")
+    measure.add_argument("--json", type=Path, metavar="FILE", help="write every number to this file")
+    options, rest = parser.parse_known_args(argv)
+    if options.command in ("lab", "test"):
+        return {"lab": lab, "test": test}[options.command](rest)
+    if rest:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if options.command == "fetch":
+        return fetch(options.names)
+    if options.command == "doctor":
+        from . import doctor
+
+        return doctor.main()
+    from . import bench
+
+    unknown = set(options.only or []) - set(bench.PARTS)
+    if unknown:
+        parser.error(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(bench.PARTS)}")
+    if options.json and not options.json.resolve().parent.is_dir():
+        parser.error(f"no such folder: {options.json.resolve().parent}")
+    return bench.main(options.quick, options.only, options.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,107 @@
+"""The real JupyterLab, started as a reader starts it, runs the first lesson in a real browser without an error."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import sync_playwright
+
+CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+# No sandbox for root in a container; the rest keeps the browser from asking the network for things of its own.
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking"]
+FLAGS += ["--disable-component-update", "--disable-sync", "--no-first-run"]
+TOKEN = "test"
+# No autosave: a test leaves the stored notebook as it is. No windowing: all cells are in the page, also unseen ones.
+SETTINGS = {
+    "docmanager-extension/plugin": {"autosave": False},
+    "notebook-extension/tracker": {"windowingMode": "none"},
+}
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    """JupyterLab as `python3 tutorial.py lab --no-browser --port N` starts it; gives its address."""
+    folder = tmp_path_factory.mktemp("lab")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "helpers", "lab", "--no-browser", f"--port={port}", "--allow-root"]
+    environment = {name: str(folder / name) for name in ("JUPYTER_CONFIG_DIR", "JUPYTERLAB_SETTINGS_DIR")}
+    environment |= {"JUPYTERLAB_WORKSPACES_DIR": str(folder / "workspaces"), "HF_HUB_OFFLINE": "1"}
+    for plugin, settings in SETTINGS.items():
+        path = folder / "JUPYTERLAB_SETTINGS_DIR" / "@jupyterlab" / f"{plugin}.jupyterlab-settings"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(settings), encoding="utf-8")
+    with (folder / "log").open("w") as log:
+        server = subprocess.Popen(
+            [*command, f"--IdentityProvider.token={TOKEN}"],
+            cwd=folder,
+            env=os.environ | environment,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        _wait_for(f"http://127.0.0.1:{port}/api", server, folder / "log")
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.terminate()
+        server.wait(30)
+
+
+def _wait_for(address: str, server: subprocess.Popen, log: Path) -> None:
+    for _ in range(240):
+        try:
+            urllib.request.urlopen(address, timeout=2).close()
+            return
+        except OSError:
+            assert server.poll() is None, log.read_text()
+            time.sleep(0.25)
+    raise AssertionError(log.read_text())
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Headless Chromium."""
+    assert CHROMIUM, "no chromium found: install Debian's package chromium or set CHROMIUM to a browser's path"
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+def run_all(browser, lab, name):
+    """Open a notebook, run all cells, and wait until the last one is done; returns the page."""
+    page = browser.new_page(viewport={"width": 1280, "height": 1000})
+    page.goto(f"{lab}/lab/tree/notebooks/{name}?token={TOKEN}&reset")
+    page.wait_for_selector(".jp-Notebook-cell", timeout=60_000)
+    page.wait_for_function("() => document.querySelector('.jp-Notebook-ExecutionIndicator[data-status=idle]')")
+    page.get_by_role("menuitem", name="Run", exact=True).click()
+    page.get_by_text("Run All Cells", exact=True).click()
+    page.wait_for_function("() => document.querySelector('.jp-Notebook-ExecutionIndicator[data-status=busy]')")
+    page.wait_for_function(
+        "() => document.querySelector('.jp-Notebook-ExecutionIndicator[data-status=idle]')", timeout=120_000
+    )
+    return page
+
+
+def errors(page) -> list[str]:
+    """Texts of all error outputs and of everything written to stderr."""
+    kinds = ("error", "stderr")
+    selector = ",".join(f'.jp-OutputArea-output[data-mime-type="application/vnd.jupyter.{kind}"]' for kind in kinds)
+    return [element.inner_text() for element in page.query_selector_all(selector)]
+
+
+def test_the_first_lesson_runs_in_the_browser(lab, browser):
+    page = run_all(browser, lab, "00_start_here.ipynb")
+    try:
+        assert errors(page) == []
+        assert page.evaluate("() => [...document.querySelectorAll('.jp-Notebook img')].every(image => image.alt)")
+    finally:
+        page.close()
