@@ -8,6 +8,7 @@ import ast
 import json
 import re
 import statistics
+import sys
 from pathlib import Path
 
 from helpers import lessons
@@ -34,6 +35,11 @@ def source(cell: dict) -> str:
 def tags(cell: dict) -> list[str]:
     """A cell's tags."""
     return cell.get("metadata", {}).get("tags", [])
+
+
+def _package(node: ast.Import | ast.ImportFrom) -> str:
+    """The top-level package that an import statement names."""
+    return ((node.module or "") if isinstance(node, ast.ImportFrom) else node.names[0].name).split(".")[0]
 
 
 def check_stored(notebook: dict) -> list[str]:
@@ -85,8 +91,9 @@ def check_page(notebook: dict, folder: Path) -> list[str]:
         imports = [node for node in ast.parse(source(cell)).body if isinstance(node, ast.Import | ast.ImportFrom)]
         if number > 1 and imports:
             faults.append(f"code cell {number} imports: imports stand in the first code cell")
-        if number == 1 and not any("helpers" in ast.unparse(node) for node in imports[:1]):
-            faults.append("the first import is not helpers: it sets what torch and transformers read at import")
+        foreign = [ast.unparse(node) for node in imports if _package(node) not in sys.stdlib_module_names]
+        if number == 1 and "helpers" not in "".join(foreign[:1]):
+            faults.append("helpers is not imported first: it sets what torch and transformers read at import")
     level = 0
     for cell in notebook["cells"]:
         if cell["cell_type"] != "markdown":

@@ -3,9 +3,11 @@
 import json
 import os
 import re
+import shutil
 import sys
 
-from helpers import lessons
+from helpers import assets, lessons
+from hub_server import HubServer
 
 import pytest
 
@@ -38,6 +40,18 @@ def test_lesson_without_the_hub(path):
     assert 0.2e9 < run.peak <= stated.gigabytes * 1e9, f"peak {run.peak / 1e9:.2f} GB, stated {stated.gigabytes} GB"
     # The stated time is for two quiet cores; a busy machine gets twice that, and nothing gets more than 90 s.
     assert run.seconds <= min(2 * stated.seconds, 90), f"{run.seconds:.0f} s, stated {stated.seconds} s"
+
+
+@pytest.mark.parametrize("path", LESSONS[:2], ids=lambda path: path.stem)
+def test_lesson_with_a_hub(path, tmp_path):
+    """The same stored outputs hold when the model comes from a hub (a loopback one) and nothing was here before."""
+    texts = assets.provenance(assets.reviews()).folder
+    shutil.copytree(texts, tmp_path / "assets" / "packages" / texts.name)
+    repos = {assets.CATALOGUE["minilm"].hub_id: assets.provenance(assets.tokenizer("minilm")).folder}
+    with HubServer(repos) as hub:
+        run = run_strictly(path, hub.url, BERT_ASSETS=str(tmp_path / "assets"), HF_HOME=str(tmp_path / "home"))
+        assert run.status == 0, run.output[-6000:]
+        assert any(asked == "GET" and "model.safetensors" in where for asked, where, _ in hub.requests)
 
 
 @pytest.mark.parametrize("path", SOLUTIONS, ids=lambda path: path.stem)

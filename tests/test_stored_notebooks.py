@@ -78,7 +78,7 @@ BAD_PAGE = {
     "magic": (_set(["cells", 2, "source"], "%time x"), "magic"),
     "shell": (_set(["cells", 2, "source"], "!pip install x"), "magic"),
     "late_import": (_set(["cells", 2, "source"], "import json"), "imports stand"),
-    "helpers_not_first": (_set(["cells", 1, "source"], "import torch\n\nimport helpers"), "first import"),
+    "helpers_not_first": (_set(["cells", 1, "source"], "import torch\nimport helpers"), "imported first"),
     "heading_jump": (lambda nb: nb["cells"].append({"cell_type": "markdown", "source": "### Deep"}), "heading"),
     "two_titles": (lambda nb: nb["cells"].append({"cell_type": "markdown", "source": "# Again"}), "one title"),
     "image_without_words": (lambda nb: nb["cells"].append({"cell_type": "markdown", "source": "![](a.png)"}), "image"),

@@ -17,8 +17,8 @@ def _quiet_start() -> None:
     # A repository with only a .bin file (SciBERT) would start a thread that asks the hub for a conversion.
     os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    # On Linux, torch's threads otherwise spin while they wait for each other. On a machine shared with others (Binder, a
-    # busy laptop) that burns the very CPU time they wait for: the same work took two to three times as long here.
+    # On Linux, torch's threads otherwise spin while they wait for each other. On a shared machine (Binder, a busy
+    # laptop) that burns the very CPU time they wait for: the same work took two to three times as long here.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     # transformers imports torchao when it is there; on a CPU build torchao then reports its missing CUDA libraries
     # ("Failed to load ..."), and torch remarks on torchao's enums. Neither says anything about the reader's code.
