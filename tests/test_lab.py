@@ -23,6 +23,9 @@ SETTINGS = {
     "docmanager-extension/plugin": {"autosave": False},
     "notebook-extension/tracker": {"windowingMode": "none"},
 }
+# The kernel is idle and no cell waits for it.
+DONE = """() => document.querySelector('.jp-Notebook-ExecutionIndicator[data-status=idle]')
+  && ![...document.querySelectorAll('.jp-InputPrompt')].some(prompt => prompt.textContent.includes('*'))"""
 
 
 @pytest.fixture(scope="module")
@@ -81,13 +84,11 @@ def run_all(browser, lab, name):
     page = browser.new_page(viewport={"width": 1280, "height": 1000})
     page.goto(f"{lab}/lab/tree/notebooks/{name}?token={TOKEN}&reset")
     page.wait_for_selector(".jp-Notebook-cell", timeout=60_000)
-    page.wait_for_function("() => document.querySelector('.jp-Notebook-ExecutionIndicator[data-status=idle]')")
+    page.wait_for_function(DONE)
     page.get_by_role("menuitem", name="Run", exact=True).click()
     page.get_by_text("Run All Cells", exact=True).click()
     page.wait_for_function("() => document.querySelector('.jp-Notebook-ExecutionIndicator[data-status=busy]')")
-    page.wait_for_function(
-        "() => document.querySelector('.jp-Notebook-ExecutionIndicator[data-status=idle]')", timeout=120_000
-    )
+    page.wait_for_function(DONE, timeout=150_000)
     return page
 
 
@@ -102,6 +103,7 @@ def test_the_first_lesson_runs_in_the_browser(lab, browser):
     page = run_all(browser, lab, "00_start_here.ipynb")
     try:
         assert errors(page) == []
+        assert "Jupyter news" not in page.inner_text("body")
         assert page.evaluate("() => [...document.querySelectorAll('.jp-Notebook img')].every(image => image.alt)")
     finally:
         page.close()

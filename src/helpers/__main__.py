@@ -16,10 +16,10 @@ def lab(rest: list[str]) -> int:
     status = fetch([])
     if status:
         print("The notebooks that need what is missing will say so; the others run.")
-    # Nobody in a lesson wants to be asked about Jupyter's news, and a room without network should not wait for it.
-    calm = "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate"
-    command = [sys.executable, "-m", "jupyterlab", START, calm, "--LabApp.news_url=None", *rest]
-    return _wait(command)
+    # The folder `jupyter` beside this file switches off JupyterLab's question about news: nobody in a lesson wants it.
+    paths = [str(Path(__file__).parent / "jupyter"), *os.environ.get("JUPYTER_CONFIG_PATH", "").split(os.pathsep)]
+    command = [sys.executable, "-m", "jupyterlab", START, f"--ServerApp.root_dir={lessons.ROOT}", *rest]
+    return _wait(command, JUPYTER_CONFIG_PATH=os.pathsep.join(filter(None, paths)))
 
 
 def test(rest: list[str]) -> int:
