@@ -23,9 +23,10 @@ SETTINGS = {
     "docmanager-extension/plugin": {"autosave": False},
     "notebook-extension/tracker": {"windowingMode": "none"},
 }
-# The kernel is idle and no cell waits for it.
-DONE = """() => document.querySelector('.jp-Notebook-ExecutionIndicator[data-status=idle]')
-  && ![...document.querySelectorAll('.jp-InputPrompt')].some(prompt => prompt.textContent.includes('*'))"""
+# Every cell has its number, or one has failed (then those behind it never run).
+FINISHED = """() => document.querySelector('[data-mime-type="application/vnd.jupyter.error"]')
+  || [...document.querySelectorAll('.jp-CodeCell .jp-InputPrompt')]
+    .every(one => /^\\[\\d+\\]:$/.test(one.textContent))"""
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +57,8 @@ def lab(tmp_path_factory):
     finally:
         server.terminate()
         server.wait(30)
+        with pytest.raises(OSError, match="refused"):  # nothing of it is left running
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/api", timeout=2)
 
 
 def _wait_for(address: str, server: subprocess.Popen, log: Path) -> None:
@@ -84,11 +87,14 @@ def run_all(browser, lab, name):
     page = browser.new_page(viewport={"width": 1280, "height": 1000})
     page.goto(f"{lab}/lab/tree/notebooks/{name}?token={TOKEN}&reset")
     page.wait_for_selector(".jp-Notebook-cell", timeout=60_000)
-    page.wait_for_function(DONE)
+    page.wait_for_function("() => document.querySelector('.jp-Notebook-ExecutionIndicator[data-status=idle]')")
+    # Without the stored outputs, so that whatever is there afterwards came from this run.
+    page.get_by_role("menuitem", name="Edit", exact=True).click()
+    page.get_by_text("Clear Outputs of All Cells", exact=True).click()
+    page.wait_for_function("() => !document.querySelector('.jp-Notebook .jp-OutputArea-output')")
     page.get_by_role("menuitem", name="Run", exact=True).click()
     page.get_by_text("Run All Cells", exact=True).click()
-    page.wait_for_function("() => document.querySelector('.jp-Notebook-ExecutionIndicator[data-status=busy]')")
-    page.wait_for_function(DONE, timeout=150_000)
+    page.wait_for_function(FINISHED, timeout=150_000)
     return page
 
 
@@ -103,6 +109,7 @@ def test_the_first_lesson_runs_in_the_browser(lab, browser):
     page = run_all(browser, lab, "00_start_here.ipynb")
     try:
         assert errors(page) == []
+        assert "snippets change sides" in page.query_selector_all(".jp-OutputArea-output")[-1].inner_text()
         assert "Jupyter news" not in page.inner_text("body")
         assert page.evaluate("() => [...document.querySelectorAll('.jp-Notebook img')].every(image => image.alt)")
     finally:

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +20,7 @@ def lab(rest: list[str]) -> int:
     # The folder `jupyter` beside this file switches off JupyterLab's question about news: nobody in a lesson wants it.
     paths = [str(Path(__file__).parent / "jupyter"), *os.environ.get("JUPYTER_CONFIG_PATH", "").split(os.pathsep)]
     command = [sys.executable, "-m", "jupyterlab", START, f"--ServerApp.root_dir={lessons.ROOT}", *rest]
-    return _wait(command, JUPYTER_CONFIG_PATH=os.pathsep.join(filter(None, paths)))
+    return _become(command, JUPYTER_CONFIG_PATH=os.pathsep.join(filter(None, paths)))
 
 
 def test(rest: list[str]) -> int:
@@ -27,17 +28,17 @@ def test(rest: list[str]) -> int:
     status = fetch([])
     if status:
         return status
-    return _wait([sys.executable, "-m", "pytest", *rest], HF_HUB_DISABLE_PROGRESS_BARS="1")
+    return _become([sys.executable, "-m", "pytest", *rest], HF_HUB_DISABLE_PROGRESS_BARS="1")
 
 
-def _wait(command: list[str], **environment: str) -> int:
-    """Run a command in the tutorial's folder until it ends; Ctrl-C goes to it, and we wait for it to close down."""
-    with subprocess.Popen(command, cwd=lessons.ROOT, env=os.environ | environment) as process:
-        while True:
-            try:
-                return process.wait()
-            except KeyboardInterrupt:
-                continue
+def _become(command: list[str], **environment: str) -> int:
+    """Run a command in the tutorial's folder in place of this process, so that Ctrl-C and signals reach it directly."""
+    os.chdir(lessons.ROOT)
+    sys.stdout.flush()
+    if os.name != "nt":
+        os.execve(command[0], command, os.environ | environment)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Windows Ctrl-C reaches the child as well, which closes down
+    return subprocess.call(command, env=os.environ | environment)
 
 
 def fetch(names: list[str]) -> int:
