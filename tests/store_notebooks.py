@@ -20,6 +20,11 @@ KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": 
 PICTURE_OF, PICTURE = NOTEBOOKS / "00_start_here.ipynb", NOTEBOOKS / "images" / "start_here.png"
 
 
+def paths() -> list[Path]:
+    """All lessons and solutions (JupyterLab's own checkpoint copies lie elsewhere)."""
+    return sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb")) + sorted(NOTEBOOKS.glob("solutions/[0-9][0-9]_*.ipynb"))
+
+
 def first_picture(notebook: nbformat.NotebookNode) -> bytes:
     """The PNG of the first figure in a notebook's outputs."""
     outputs = (output for cell in notebook.cells for output in cell.get("outputs", []))
@@ -65,6 +70,6 @@ def store(path: Path) -> None:
 if __name__ == "__main__":
     # A download bar depends on what was here before the run: it must not get into the file.
     os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
-    for name in sys.argv[1:] or sorted(NOTEBOOKS.rglob("[0-9][0-9]_*.ipynb")):
+    for name in sys.argv[1:] or paths():
         print(name, flush=True)
         store(Path(name).resolve())

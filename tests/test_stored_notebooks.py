@@ -11,7 +11,7 @@ from helpers import lessons
 import nbformat
 import pytest
 
-PATHS = sorted(lessons.NOTEBOOKS.rglob("[0-9][0-9]_*.ipynb"))
+PATHS = store_notebooks.paths()
 
 
 def _output(text, name="stdout"):

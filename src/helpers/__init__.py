@@ -20,6 +20,8 @@ def _quiet_start() -> None:
     # On Linux, torch's threads otherwise spin while they wait for each other. On a shared machine (Binder, a busy
     # laptop) that burns the very CPU time they wait for: the same work took two to three times as long here.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    # torch's profiler, which measures memory, remarks on its tracing hooks on stderr.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     # transformers imports torchao when it is there; on a CPU build torchao then reports its missing CUDA libraries
     # ("Failed to load ..."), and torch remarks on torchao's enums. Neither says anything about the reader's code.
     logging.getLogger("torchao").setLevel(logging.ERROR)
