@@ -31,7 +31,7 @@ usage: python3 tutorial.py COMMAND [options]
   test                            check that everything works here (installs the test tools too)
   doctor                          what this machine can run, and what to do about the rest
   fetch                           download the models and texts ahead of time
-  bench, gpu-report               measure this machine
+  bench                           measure this machine
 
 The first run makes the folder .venv and installs everything in it; later runs start at once."""
 
