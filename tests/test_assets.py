@@ -613,3 +613,18 @@ def test_default_root_is_the_users_cache(monkeypatch, tmp_path):
     assert assets.root() == tmp_path / "bert-on-any-device"
     monkeypatch.setenv("BERT_ASSETS", "shared")
     assert assets.root() == Path.cwd() / "shared"
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("BERT_base", "bert-base"), ("google-bert/bert-large-uncased", "bert-large"), ("MiniLM-L6-v2", "minilm")],
+)
+def test_near_misses_get_the_name_that_was_meant(name, meant):
+    with pytest.raises(ValueError, match=f"did you mean '{meant}'"):
+        assets.model(name)
+
+
+@pytest.mark.parametrize("name", [["minilm"], None, 3, "", "gpt2"])
+def test_names_that_are_none_list_the_catalogue(name):
+    with pytest.raises(ValueError, match="there are bert-base, bert-large, scibert, minilm, reviews"):
+        assets.tokenizer(name)

@@ -4,6 +4,8 @@ import random
 
 from helpers.batching import batches, restore
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -57,3 +59,17 @@ def test_restore_refuses_a_mismatch():
         restore([[1, 2, 3]], [[0, 1]])
     with pytest.raises(ValueError, match="zip"):
         restore([[1]], [[0], [1]])
+
+
+def test_lengths_of_any_kind_of_sequence_and_whole_numbers_only():
+    for lengths in (iter([3, 1, 2]), np.array([3, 1, 2]), pd.Series([3, 1, 2], index=[5, 6, 7])):
+        assert batches(lengths, batch_size=2) == [[1, 2], [0]]
+    for lengths, size in ((["a text"], 2), ([1.5], 2), ([float("nan")], 2), ([1], 1.5), ([1], "2")):
+        with pytest.raises(TypeError, match="integer"):
+            batches(lengths, batch_size=size)
+
+
+@pytest.mark.parametrize("groups", [[[0, 5]], [[0, 0]], [[0, -1]]])
+def test_restore_refuses_groups_that_lose_a_text(groups):
+    with pytest.raises(ValueError, match="once"):
+        restore([[1, 2]], groups)

@@ -3,16 +3,18 @@
 import collections
 import copy
 import dataclasses
+import functools
 import types
 import warnings
 
 from helpers import placement
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_sequence
-from transformers import BatchEncoding, BertConfig, BertForMaskedLM, BertModel, PreTrainedModel
+from transformers import BatchEncoding, BertConfig, BertForMaskedLM, BertModel, DynamicCache, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
 META, CPU = torch.device("meta"), torch.device("cpu")
@@ -531,3 +533,121 @@ def test_case_04_on_a_real_card():
     with pytest.raises(RuntimeError) as caught:
         tiny_bert().to("cuda:0")(**inputs())
     assert INPUTS_STAYED in placement.explain(caught.value)
+
+
+# More of the same kinds
+
+
+@pytest.mark.parametrize(
+    ("spec", "likely"),
+    [("cuda:01", "cuda:1"), ("cuda:", "cuda"), ("cuda0", "cuda:0"), ("cpu:1", "cpu"), ("AUTO", "auto"), ("MPS", "mps")],
+)
+def test_case_10_hints_are_names_that_work(spec, likely):
+    with pytest.raises(ValueError, match=f"did you mean '{likely}'"):
+        placement.resolve_device(spec, counts=TWO)
+    assert placement.resolve_device(likely, counts={"cuda": 2, "mps": 1})
+
+
+def test_case_10_numpy_numbers_count_and_arrays_do_not():
+    assert placement.resolve_device(np.int64(1), counts=TWO) == torch.device("cuda:1")
+    assert placement.resolve_device(np.int64(-1), counts=TWO) == CPU
+    for junk in (np.array([0, 1]), np.bool_(True), np.float32(0)):
+        refused(junk)
+
+
+class Norm:
+    """Not a module, but called like one."""
+
+    __slots__ = ("mean",)
+
+    def __init__(self):
+        self.mean = torch.ones(1)
+
+    def __call__(self, x):
+        return x - self.mean
+
+
+def test_case_02_callables_slots_classes_and_read_only_mappings():
+    module = type("Tabled", (Scaled,), {"shared": torch.ones(2)})()
+    module.norm, module.bound = Norm(), Norm().__call__
+    module.partial = functools.partial(torch.add, torch.ones(1))
+    module.queue = collections.deque([torch.ones(1)])
+    module.proxy = types.MappingProxyType({"a": torch.ones(1)})
+    names = {"table", "shared", "norm.mean", "bound.__self__.mean", "partial.args[0]", "queue[0]", "proxy['a']"}
+    assert set(placement.left_behind(module.to("meta"), "meta")) == names
+
+
+def test_audit_of_unusual_tensors():
+    lazy = placement.audit(nn.LazyLinear(3))
+    assert lazy[["shape", "bytes", "note"]].values.tolist() == [[(), 0, "not initialised"]] * 2
+    module = nn.Module()
+    module.register_buffer("eye", torch.eye(100).to_sparse())
+    assert placement.audit(module)["bytes"].tolist() == [100 * (2 * 8 + 4)]
+    with pytest.raises(TypeError, match=r"not a dict.*\.model"):
+        placement.audit({"a": torch.ones(1)})
+
+
+def test_case_06_objects_cycles_and_sharing():
+    shared = torch.ones(1)
+    queue, others = collections.deque([shared], maxlen=3), collections.UserList([shared])
+    ring = [shared, types.SimpleNamespace(x=shared), queue, others]
+    ring.append(ring)
+    moved = placement.move(ring, "meta")
+    assert moved[4] is moved
+    assert moved[0].device == META
+    assert moved[0] is moved[1].x is moved[2][0] is moved[3][0]
+    assert (moved[2].maxlen, shared.device, ring[1].x is shared) == (3, CPU, True)
+    cache = DynamicCache()
+    cache.update(torch.ones(1, 1, 2, 2), torch.ones(1, 1, 2, 2), 0)
+    assert placement.move(cache, "meta").layers[0].keys.device == META
+    assert cache.layers[0].keys.device == CPU
+    with pytest.raises(TypeError, match="a generator can be read only once"):
+        placement.move((t for t in [shared]), "meta")
+    packed = placement.move(pack_sequence([torch.ones(2, 1)]), "meta")  # its batch_sizes stay on the CPU
+    assert placement.check_call(nn.LSTM(1, 1).to("meta"), packed) == META
+
+
+def test_case_04_one_input_alone_moved():
+    mixed = inputs()
+    mixed["labels"] = torch.ones(1, device="meta")
+    with pytest.raises(RuntimeError, match=r"'labels' is on meta.*The other inputs are there: inputs = move"):
+        placement.check_call(tiny_bert(), mixed)
+    assert placement.call(nn.Bilinear(1, 1, 1), (torch.ones(1), torch.ones(1))).shape == (1,)
+
+
+@pytest.mark.parametrize(
+    ("wording", "meaning"),
+    [
+        ("Input type (torch.cuda.FloatTensor) and weight type (torch.FloatTensor) should be the same", MODEL_STAYED),
+        ("Input type (torch.FloatTensor) and weight type (torch.cuda.FloatTensor) should be the same or input should "
+         "be a MKLDNN tensor", INPUTS_STAYED),
+        ("Input type (MPSFloatType) and weight type (torch.FloatTensor) should be the same", MODEL_STAYED),
+        ("Expected object of type torch.cuda.LongTensor but found type torch.LongTensor for argument #3 'index'",
+         INPUTS_STAYED),
+        (SAME[:-6] + ". addmm: expected 'mat1' to be a CPU tensor, but got tensor on cuda:0", MODEL_STAYED),
+        ("Unhandled FakeTensor Device Propagation for aten.mm.default, found two different devices cpu, meta",
+         "Two devices"),
+        ("Input and parameter tensors are not at the same device, found input tensor at cpu and parameter tensor at "
+         "cuda:0", INPUTS_STAYED),
+        ("arguments are located on different GPUs at THCTensorIndex.cu:397", "two devices"),
+        ("Input tensor is not an XLA tensor: CPUFloatType", "two devices"),
+        ("Expected a 'cuda' device type for generator but found 'cpu'", "generators have a device"),
+        ("Expected object of scalar type Long but got scalar type Float for argument #2 'mat2'", "dtype"),
+        ("Input type (torch.cuda.HalfTensor) and weight type (torch.cuda.FloatTensor) should be the same", "dtype"),
+        ("mat1 and mat2 must have the same dtype, but got Float and Half", "dtype"),
+        ("CUDA error: no kernel image is available for execution on the device", "build of torch cannot use"),
+        ("no CUDA-capable device is detected", "cuda_status"),
+        ("Cannot re-initialize CUDA in forked subprocess.", "Processes that load data"),
+        ("NCCL error in: ProcessGroupNCCL.cpp:1269, internal error", "several processes"),
+        ("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED", "out of range"),
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", "too small"),
+        ("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes.", "too small"),
+        ("index out of range in self", "beyond the model's table"),
+        ("Target 5 is out of bounds.", "beyond the model's table"),
+        ("the key ring ran out of memory slots", "Not a device error"),
+        ("", "Not a device error"),
+    ],
+)  # fmt: skip
+def test_case_04_more_wordings(wording, meaning):
+    assert meaning in placement.explain(RuntimeError(wording))
+    assert "too small" in placement.explain(MemoryError())

@@ -470,3 +470,40 @@ def test_interrupting_kills_the_arm(tmp_path):
 def test_a_reply_survives_json():
     reply = timing._measure({"a": (work, 1)}, rounds=6, warmup=1, threads=1, sync=machine.synchronize)
     assert json.loads(json.dumps(reply)) == reply
+
+
+def lazily(n):
+    yield work(n)
+
+
+@pytest.mark.parametrize("fn", [lazily, lambda n: map(work, [n])])
+def test_arms_that_return_before_they_have_worked_are_refused(fn, short_blocks):
+    with pytest.raises(TypeError, match="its work waits until it is read"):
+        timing.compare({"a": (fn, 10)})
+
+
+@pytest.mark.parametrize("arm", [work, (work,), (10, work), (work, 10, 3), "work", None])
+def test_what_is_no_arm_is_named(arm):
+    with pytest.raises(TypeError, match=r"arm 'a' has to be a pair \(function, inputs\)"):
+        timing.compare({"a": arm})
+
+
+@pytest.mark.parametrize("inputs", [([1, 2],), (np.ones(2),)])
+def test_arms_that_change_their_inputs_are_refused(inputs, short_blocks):
+    def changes(values):
+        values[0] = values[0] + 1
+
+    with pytest.raises(ValueError, match="inputs of arm 'a' changed on the way"):
+        timing.compare({"a": (changes, inputs)})
+
+
+def test_an_arm_that_raises_is_named(short_blocks):
+    with pytest.raises(ZeroDivisionError) as caught:
+        timing.compare({"good": (work, 10), "bad": (lambda n: n / 0, 10)})
+    assert "arm 'bad'" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize("setup", [len, print, object, None, 3])
+def test_set_ups_that_are_no_functions_are_refused_at_once(setup):
+    with pytest.raises(ValueError, match="has to be a def"):
+        timing.compare({"a": setup}, isolate=True)

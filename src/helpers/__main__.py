@@ -47,7 +47,7 @@ def fetch(names: list[str]) -> int:
 
     try:
         assets.fetch(names or None)
-    except assets.AssetError as error:
+    except (assets.AssetError, ValueError) as error:  # cannot be had; no such name
         print(error, file=sys.stderr)
         return 1
     return 0
@@ -82,8 +82,8 @@ def main(argv: list[str] | None = None) -> int:
     unknown = set(options.only or []) - set(bench.PARTS)
     if unknown:
         parser.error(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(bench.PARTS)}")
-    if options.json and not options.json.resolve().parent.is_dir():
-        parser.error(f"no such folder: {options.json.resolve().parent}")
+    if options.json and (options.json.is_dir() or not options.json.resolve().parent.is_dir()):
+        parser.error(f"--json takes a file in a folder that is there, not {options.json.resolve()}")
     return bench.main(options.quick, options.only, options.json)
 
 

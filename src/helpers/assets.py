@@ -277,8 +277,11 @@ def status() -> dict[str, str]:
 
 
 def _asset(name: str, a_model: bool = False) -> Asset:
-    if name not in CATALOGUE:
-        raise ValueError(f"no asset is called {name!r}; there are {', '.join(CATALOGUE)}")
+    if not isinstance(name, str) or name not in CATALOGUE:
+        plain = str(name).lower().replace("_", "-")
+        near = [known for known in CATALOGUE if known in plain or CATALOGUE[known].title.lower() in plain]
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        raise ValueError(f"no asset is called {name!r}{hint}; there are {', '.join(CATALOGUE)}")
     if a_model and CATALOGUE[name].config is None:
         raise ValueError(f"{name!r} is a text, not a model; helpers.assets.{name}() loads it")
     return CATALOGUE[name]

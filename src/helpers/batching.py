@@ -3,6 +3,7 @@
 Used by every notebook that runs more than a handful of sentences (00, 01, 04 to 08).
 """
 
+import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -15,13 +16,14 @@ def batches(lengths: Sequence[int], batch_size: int | None = None, max_tokens: i
     At least one of the two limits must be given; with both, both hold.
 
     Returns lists of positions that together hold each of 0..n-1 once. Raises ValueError for a limit below 1, for no
-    limit at all, and for a length below 1.
+    limit at all, and for a length below 1, TypeError for what is no whole number.
     """
+    lengths = [operator.index(length) for length in lengths]
     limits = {"batch_size": batch_size, "max_tokens": max_tokens}
     if all(value is None for value in limits.values()):
         raise ValueError("give batch_size, max_tokens or both: without a limit all texts would land in one batch")
     for name, value in limits.items():
-        if value is not None and value < 1:
+        if value is not None and operator.index(value) < 1:
             raise ValueError(f"{name} must be at least 1, not {value}")
     if any(length < 1 for length in lengths):
         raise ValueError("a text of length 0 has no tokens: count the special tokens too ([CLS] and [SEP] make 2)")
@@ -44,6 +46,8 @@ def restore(results: Iterable[Iterable[Any]], groups: Sequence[Sequence[int]]) -
     do not match, since a silent shift would give every text somebody else's result.
     """
     rows: list[Any] = [None] * sum(map(len, groups))
+    if sorted(position for group in groups for position in group) != list(range(len(rows))):
+        raise ValueError("the groups do not hold each text's position once: give what batches() returned")
     for chunk, group in zip(results, groups, strict=True):
         for row, position in zip(chunk, group, strict=True):
             rows[position] = row

@@ -5,14 +5,16 @@ or another model. Torch's stand-in device "meta" (shapes without data) is a devi
 """
 
 import copy
-import dataclasses
+import functools
+import itertools
 import os
 import re
 import types
 import warnings
 import weakref
-from collections import UserDict
-from collections.abc import Iterator
+from collections import ChainMap, UserDict, UserList, deque
+from collections.abc import Iterator, Set
+from numbers import Integral
 from typing import Any
 
 from helpers import machine
@@ -20,7 +22,9 @@ from helpers import machine
 import pandas as pd
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.nn.utils.rnn import PackedSequence
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 ACCEPTED = (
     "'auto', 'cpu', 'cuda', 'cuda:0', 'cuda:1', ..., 'mps', 'meta', a torch.device, 0, 1, ... (a card) or -1 (cpu)"
@@ -39,14 +43,17 @@ def resolve_device(spec: Any = None, *, counts: dict[str, int] | None = None) ->
     if counts is None:
         cuda = torch.cuda.device_count() if torch.cuda.is_available() else 0
         counts = {"cuda": cuda, "mps": int(torch.backends.mps.is_available())}
-    if spec is None or spec == "auto":
+    if spec is None or (isinstance(spec, str) and spec == "auto"):
         return torch.device(next((f"{kind}:0" for kind in ("cuda", "mps") if counts.get(kind)), "cpu"))
-    number = isinstance(spec, int) and not isinstance(spec, bool)
+    number = isinstance(spec, Integral) and not isinstance(spec, bool)  # NumPy's whole numbers, too
     text = "cpu" if number and spec == -1 else f"cuda:{spec}" if number else str(spec)
-    known = re.fullmatch(r"(cpu|meta)(?::0)?|(cuda|mps)(?::(0|[1-9]\d*))?", text)
+    known = re.fullmatch(r"(cpu|meta)(?::0)?|(cuda|mps)(?::(0|[1-9]\d*))?", text, re.ASCII)
     if not known or not (number or isinstance(spec, str | torch.device)):
-        likely = re.sub(r"^(?=\d+$)", "cuda:", re.sub(r"\s", "", text).lower()).replace("gpu", "cuda")
-        hint = f" (did you mean {likely!r}?)" if re.fullmatch(r"(cpu|cuda|mps)(:\d+)?", likely) else ""
+        plain = re.sub(r"\s", "", text).lower().replace("gpu", "cuda")
+        likely = re.fullmatch(r"(cpu|meta|auto|cuda|mps|):?(?:0*(\d+))?", plain, re.ASCII)
+        kind, index = likely.groups() if likely else ("", None)
+        named = f"{kind or 'cuda'}:{index}" if index and kind in ("", "cuda", "mps") else kind
+        hint = f" (did you mean {named!r}?)" if named else ""
         raise ValueError(f"{spec!r} is not the name of a device{hint}. Accepted: {ACCEPTED}.")
     if known[1]:
         return torch.device(known[1])
@@ -55,7 +62,7 @@ def resolve_device(spec: Any = None, *, counts: dict[str, int] | None = None) ->
     if index < there:
         return torch.device(kind, index)
     if kind == "mps":
-        raise RuntimeError(f"{spec!r} was asked for, but {there} MPS devices are visible: MPS is the GPU of a Mac.")
+        raise RuntimeError(f"{spec!r} was asked for, but {there} MPS devices are visible: MPS is the one GPU of a Mac.")
     mask = os.environ.get("CUDA_VISIBLE_DEVICES")
     why = f"use 'cuda:0' to 'cuda:{there - 1}'" if there else machine.cuda_status().reason.rstrip(".")
     raise RuntimeError(
@@ -65,9 +72,30 @@ def resolve_device(spec: Any = None, *, counts: dict[str, int] | None = None) ->
     )
 
 
+def _attributes(value: Any) -> dict[str, Any]:
+    slots = [name for cls in type(value).__mro__ for name in getattr(cls, "__slots__", ()) if hasattr(value, name)]
+    return {name: getattr(value, name) for name in slots if name != "__dict__"} | getattr(value, "__dict__", {})
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    """What `value` holds, each with its place: "[0]", "['key']" or ".attribute"."""
+    if isinstance(value, PackedSequence):
+        yield ".data", value.data  # its batch_sizes are on the CPU for good
+    elif isinstance(value, dict | UserDict | types.MappingProxyType):  # other mappings may be lazy: a disk's
+        yield from ((f"[{key!r}]", held) for key, held in value.items())
+    elif isinstance(value, list | tuple | Set | deque | UserList):
+        yield from ((f"[{index}]", held) for index, held in enumerate(value))
+    elif isinstance(value, functools.partial):
+        yield from ((".func", value.func), (".args", value.args), (".keywords", value.keywords))
+    elif isinstance(value, types.MethodType):
+        yield ".__self__", value.__self__
+    elif not isinstance(value, type | types.ModuleType | types.FunctionType):
+        yield from ((f".{key}", held) for key, held in _attributes(value).items())
+
+
 def _walk(name: str, value: Any, seen: set[int], depth: int = 0) -> Iterator[tuple[str, str, torch.Tensor]]:
     """Yields (name, kind, tensor) of every tensor that Python can reach from `value`; registered ones come first."""
-    if id(value) in seen or depth > 8:  # the depth stops a walk through objects that hold half the program
+    if id(value) in seen or depth > 20:  # the depth stops a walk through objects that hold half the program
         return
     seen.add(id(value))
     if isinstance(value, torch.Tensor):
@@ -83,18 +111,24 @@ def _walk(name: str, value: Any, seen: set[int], depth: int = 0) -> Iterator[tup
                     kind = "non-persistent buffer" if key in module._non_persistent_buffers_set else kind
                     yield f"{prefix}.{key}".lstrip("."), "plain attribute" if depth else kind, tensor
         for prefix, module in modules:
-            for key, held in vars(module).items():
-                if key not in ("_parameters", "_buffers", "_modules"):
+            tables = [vars(cls) for cls in type(module).__mro__ if issubclass(cls, nn.Module) and cls is not nn.Module]
+            for key, held in ChainMap(vars(module), *tables).items():
+                own = key in vars(module) or isinstance(held, torch.Tensor | list | tuple | dict)
+                if own and key not in ("_parameters", "_buffers", "_modules"):
                     yield from _walk(f"{prefix}.{key}".lstrip("."), held, seen, depth + 1)
-    elif isinstance(value, dict | UserDict):
-        for key, held in value.items():
-            yield from _walk(f"{name}[{key!r}]" if name else str(key), held, seen, depth + 1)
-    elif isinstance(value, list | tuple | set | frozenset):
-        for index, held in enumerate(value):
-            yield from _walk(f"{name}[{index}]", held, seen, depth + 1)
-    elif hasattr(value, "__dict__") and not callable(value) and not isinstance(value, types.ModuleType):
-        for key, held in vars(value).items():
-            yield from _walk(f"{name}.{key}".lstrip("."), held, seen, depth + 1)
+    else:
+        for place, held in _parts(value):
+            place = place if name else re.sub(r"^\['(.+)'\]$|^\.", r"\1", place)
+            yield from _walk(name + place, held, seen, depth + 1)
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    """Bytes of a tensor's numbers; of a quantized, nested or sparse one, those of the tensors it is made of."""
+    if is_traceable_wrapper_subclass(tensor):
+        return sum(_bytes(getattr(tensor, name)) for name in tensor.__tensor_flatten__()[0])
+    if tensor.is_sparse:
+        return _bytes(tensor._indices()) + _bytes(tensor._values())
+    return 0 if is_lazy(tensor) else tensor.numel() * tensor.element_size()
 
 
 def audit(model: nn.Module) -> pd.DataFrame:
@@ -102,20 +136,25 @@ def audit(model: nn.Module) -> pd.DataFrame:
 
     kind: "parameter", "buffer", "non-persistent buffer" (not in the state dict) or "plain attribute": a tensor kept
     outside PyTorch's registers, also inside lists, dicts, objects and unregistered modules, which `.to()` leaves where
-    it is. Tied tensors count once: the later ones have 0 bytes. Tensors hidden in closures cannot be seen.
+    it is. Tied tensors count once: the later ones have 0 bytes. What closures and C++ objects (the packed weights of
+    torch.ao's quantized layers) hide cannot be seen. Raises TypeError for what is no module.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"a torch module is wanted, not a {type(model).__name__}: of a pipeline or trainer its .model")
     rows, first = [], {}
     for name, kind, tensor in _walk("", model, set()):
         try:
             address = tensor.data_ptr()
-        except RuntimeError:  # a tensor without memory of its own
+        except (RuntimeError, ValueError):  # a tensor without memory of its own
             address = 0
         owner = first.setdefault((tensor.device, address) if address else id(tensor), name)
         note = ["stays behind"] if kind == "plain attribute" else []
         note += [f"shares memory with {owner}"] * (owner != name) + ["no data"] * tensor.is_meta
-        size = tensor.numel() * tensor.element_size() if owner == name else 0
+        note += ["not initialised"] * is_lazy(tensor)
+        shape = () if is_lazy(tensor) or tensor.is_nested else tuple(tensor.shape)
         dtype = str(tensor.dtype).removeprefix("torch.")
-        rows.append((name, kind, str(tensor.device), dtype, tuple(tensor.shape), size, ", ".join(note)))
+        size = _bytes(tensor) if owner == name else 0
+        rows.append((name, kind, str(tensor.device), dtype, shape, size, ", ".join(note)))
     return pd.DataFrame(rows, columns=["name", "kind", "device", "dtype", "shape", "bytes", "note"])
 
 
@@ -128,19 +167,25 @@ def left_behind(model: nn.Module, device: Any) -> list[str]:
 def device_of(model: nn.Module) -> torch.device:
     """The one device that all parameters and buffers of `model` are on; RuntimeError if there are several or none."""
     table = audit(model)
-    counts = table["device"][table["kind"] != "plain attribute"].value_counts()
+    table = table[table["kind"] != "plain attribute"]
+    counts = table["device"].value_counts()
     if len(counts) == 1:
         return torch.device(counts.index[0])
-    raise RuntimeError(f"a model's tensors should be on one device; of this one there are {counts.to_dict() or 'none'}")
+    first = [f"{name!r} is on {at}" for at, name in table.groupby("device")["name"].first().items()]
+    way = "; ".join([*first, "move() brings them together"]) if first else "it computes wherever its inputs are"
+    raise RuntimeError(
+        f"a model's tensors should be on one device; of this one there are {counts.to_dict() or 'none'}: {way}"
+    )
 
 
 def move(obj: Any, device: Any) -> Any:
     """`obj` with every tensor in it on `device`: use what is returned, `model = move(model, device)`.
 
-    Modules move in place, as in PyTorch; tensors and containers (dict, list, tuple, namedtuple, set, dataclass,
-    BatchEncoding, ModelOutput, nested at will) come back as new ones and the old stay as they were; anything else is
-    returned as it is. Warns about plain tensor attributes that a module leaves behind. Raises RuntimeError, before
-    anything moved, for tensors without data, and TypeError for an optimizer, which has to be built after the move.
+    Modules move in place, as in PyTorch; tensors, containers (dict, list, tuple, namedtuple, set, dataclass,
+    BatchEncoding, ModelOutput, nested at will) and objects that hold tensors come back as new ones and the old stay as
+    they were; anything else is returned as it is. What was shared stays shared. Warns about plain tensor attributes
+    that a module leaves behind. Raises RuntimeError, before anything moved, for tensors without data, and TypeError for
+    an optimizer, which has to be built after the move, and for a generator, which can be read only once.
     """
     target = resolve_device(device)
     if target.type != "meta" and (empty := [n or "this tensor" for n, _, t in _walk("", obj, set()) if t.is_meta]):
@@ -149,34 +194,43 @@ def move(obj: Any, device: Any) -> Any:
             "or compute them again (a buffer outside the state dict is never loaded), then move. to_empty() is no way "
             "out: it gives them memory, not values."
         )
-    return _moved(obj, target)
+    return _moved(obj, target, {})
 
 
-def _moved(obj: Any, target: torch.device) -> Any:
+def _moved(obj: Any, target: torch.device, done: dict[int, Any]) -> Any:
+    """`done` has what was met before, by id, as it is after the move: sharing is kept, and cycles end."""
+    if id(obj) in done:
+        return done[id(obj)]
+    if isinstance(obj, torch.optim.Optimizer):
+        raise TypeError("an optimizer cannot be moved: move the model, then build the optimizer, then load its state")
+    if isinstance(obj, Iterator):
+        raise TypeError(f"a {type(obj).__name__} can be read only once: move(list(...), device) moves what it gives")
+    new = obj
     if isinstance(obj, nn.Module):
         obj.to(target)
         if behind := left_behind(obj, target):
             text = f"stayed behind, being neither parameter nor buffer: {', '.join(behind)}; use register_buffer()"
             warnings.warn(text, stacklevel=3)
-        return obj
-    if isinstance(obj, torch.Tensor | PackedSequence):
-        return obj.to(target)
-    if isinstance(obj, torch.optim.Optimizer):
-        raise TypeError("an optimizer cannot be moved: move the model, then build the optimizer, then load its state")
-    if isinstance(obj, list | tuple | set | frozenset):
-        parts = [_moved(part, target) for part in obj]
-        return obj._make(parts) if hasattr(obj, "_make") else type(obj)(parts)
-    if isinstance(obj, dict | UserDict):  # before dataclasses: a ModelOutput is both
-        new = copy.copy(obj)
+    elif isinstance(obj, torch.Tensor | PackedSequence):
+        new = obj.to(target)
+    elif isinstance(obj, tuple | frozenset):
+        parts = [_moved(part, target, done) for part in obj]
+        new = obj._make(parts) if hasattr(obj, "_make") else type(obj)(parts)
+    elif isinstance(obj, list | set | deque | UserList):
+        done[id(obj)] = new = copy.copy(obj)
+        new.clear()
+        for part in obj:
+            (new.add if isinstance(obj, set) else new.append)(_moved(part, target, done))
+    elif isinstance(obj, dict | UserDict):  # a ModelOutput, too, whose attributes follow its items
+        done[id(obj)] = new = copy.copy(obj)
         for key, part in obj.items():
-            new[key] = _moved(part, target)
-        return new
-    if dataclasses.is_dataclass(obj) and not isinstance(obj, type):
-        new = copy.copy(obj)
-        for field in dataclasses.fields(obj):
-            object.__setattr__(new, field.name, _moved(getattr(obj, field.name), target))
-        return new
-    return obj
+            new[key] = _moved(part, target, done)
+    elif next(_walk("", obj, set()), None):  # dataclasses, caches and other objects that hold tensors
+        done[id(obj)] = new = copy.copy(obj)
+        for key, part in _attributes(obj).items():
+            object.__setattr__(new, key, _moved(part, target, done))
+    done[id(obj)] = new
+    return new
 
 
 def check_call(model: nn.Module, inputs: Any) -> torch.device:
@@ -186,16 +240,18 @@ def check_call(model: nn.Module, inputs: Any) -> torch.device:
     disagree and says which side did not move.
     """
     device = device_of(model)
-    if wrong := [(name or "inputs", t.device) for name, _, t in _walk("", inputs, set()) if t.device != device]:
+    places = [(name or "inputs", tensor.device) for name, _, tensor in _walk("", inputs, set())]
+    if wrong := [place for place in places if place[1] != device]:
         strays = ", ".join(f"input {name!r} is on {at}" for name, at in wrong)
-        name = next(iter([name for name, _ in model.named_parameters()] or ["buffers"]))
+        name, _ = next(itertools.chain(model.named_parameters(), model.named_buffers()))
         side = _stayed("input", str(wrong[0][1]), str(device))
+        side = side if len(wrong) == len(places) else f"The other inputs are there: inputs = move(inputs, '{device}')."
         raise RuntimeError(f"{strays}; the model's {name!r} is on {device}. {side}")
     return device
 
 
 def call(model: nn.Module, inputs: Any) -> Any:
-    """`model(**inputs)` (`model(inputs)` for a tensor) with the inputs moved to the device of this very model.
+    """`model(**inputs)`, `model(*inputs)` for a list or tuple, else `model(inputs)`, moved to this very model's device.
 
     The first call of each model prints the device that computes, and a better one that stands idle.
     """
@@ -205,7 +261,9 @@ def call(model: nn.Module, inputs: Any) -> Any:
         idle = f", while {best} stands idle: model.to('{best}') would use it"
         print(f"{type(model).__name__} computes on {device}{idle if device.type == 'cpu' != best.type else ''}")
     inputs = move(inputs, device)
-    return model(**inputs) if isinstance(inputs, dict | UserDict) else model(inputs)
+    if isinstance(inputs, dict | UserDict):
+        return model(**inputs)
+    return model(*inputs) if type(inputs) in (list, tuple) else model(inputs)
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
@@ -238,47 +296,70 @@ def _stayed(argument: str | None, at: str, rest: str) -> str:
     return "The inputs moved and the model did not: move both, or neither."
 
 
-# How torch 1.0 to 2.13 word two devices in one operation: which argument, where it is, where the rest is.
+# How torch 0.4 to 2.13 word two devices in one operation: which argument, where it is (AT), where the REST is.
+_DEVICE = r"(?:cpu|gpu|cuda|hip|mps|meta|xla|xpu|hpu|npu|privateuseone)(?::\d+)?"
 _TWO_DEVICES = (
-    r"but got (?P<arg>\w+) is on (?P<at>[\w:]+), different from other tensors on (?P<rest>[\w:]+)",
-    r"at least two devices, (?P<rest>[\w:]+) and (?P<at>[\w:]+)!(?:.*for argument (?P<arg>\w+))?",
-    r"Tensor for .*?'?(?P<arg>\w+)'? is on (?P<at>\w+),? .*?expected .*?on (?P<rest>\w+)",
-    r"Expected object of \D+? (?P<rest>\w+) but got \D+? (?P<at>\w+) for argument #\d+ '(?P<arg>\w+)'",
-    r"(?P<arg>indices) should be either on (?P<at>\w+) or on the same device as the indexed tensor \((?P<rest>[\w:]+)",
-    r"(?P<arg>input)\(device='(?P<at>[\w:]+)'\) and weight\(device=(?P<rest>[\w:]+)",
-    r"(?P<arg>)Tensor on device (?P<at>[\w:]+) is not on the expected device (?P<rest>[\w:]+)!",
+    r"but got (?P<arg>\w+) is on AT, different from other tensors on REST",
+    r"two (?:different )?devices,? REST(?:,| and) AT(?:!.*for argument (?P<arg>\w+))?",
+    r"Tensor for .*?'?(?P<arg>\w+)'? is on AT,? .*?expected .*?on REST",
+    r"Expected object of \D+? REST but (?:got|found) \D+? AT for argument #\d+ '(?P<arg>\w+)'",
+    r"(?P<arg>indices) should be either on AT or on the same device as the indexed tensor \(REST",
+    r"(?P<arg>input)\(device='AT'\) and weight\(device=REST",
+    r"(?P<arg>Input) type \(AT\) and (?:weight|bias) type \(REST\)",
+    r"expected '(?P<arg>\w+)' to be an? REST tensor, but got tensor on AT",
+    r"found (?P<arg>input) tensor at AT and \w+ tensor at REST",
+    r"(?P<arg>)Tensor on device AT is not on the expected device REST!",
 )
 _OTHER_ERRORS = {
     "must be on the current device": "An embedding's table and its indices (the token ids) are on different devices; "
     "this old text does not say which. Mostly the inputs moved and the model did not; check_call(model, inputs) says.",
-    "same device|Placeholder storage|found one of them on device": "One operation met tensors on two devices (a Mac "
-    "has two: the CPU and MPS). audit(model) and check_call(model, inputs) name what did not move.",
+    r"same device|placeholder storage|them on device|different GPUs|XLA tensor|expected (a|type) '?cuda|"
+    r"invalid combination.*cuda.*cpu|for generator": "One operation met tensors on two devices (a Mac has two: CPU and "
+    "MPS). audit(model) and check_call(model, inputs) name what did not move; random generators have a device, too.",
     "meta tensor|convert meta": "A tensor is on the meta device: a shape without data, not loaded and not computed. "
     "move() lists such tensors by name; to_empty() would only hide them behind garbage.",
-    "invalid device ordinal": "There is no card of that number here. Cards that CUDA_VISIBLE_DEVICES makes visible are "
-    "renumbered from 0; set it before torch starts CUDA.",
-    "not compiled with|not linked with": "This build of torch cannot use that device: see machine.cuda_status().",
-    "NVIDIA driver|No CUDA GPUs|when none is available": "torch finds no usable GPU: machine.cuda_status() says why.",
-    "device type at start|invalid device string|string must not be empty|index must not be negative": "That is not the "
-    "name of a device: resolve_device() lists those that are.",
-    "deserialize object on": "The file was saved from a GPU: torch.load(..., map_location='cpu') reads it anywhere.",
+    "scalar type|same dtype|type .* should be the same|implemented for 'Half'|float64 dtype": "Not the device but the "
+    "type of the numbers (dtype) is wrong there: model.float() and inputs of the same type cure most cases.",
+    "invalid device ordinal|device < num_gpus|invalid device id": "There is no card of that number here. Cards that "
+    "CUDA_VISIBLE_DEVICES makes visible are renumbered from 0; set it before torch starts CUDA.",
+    "not compiled with|not linked with|no kernel image|not currently implemented for|could not run": "This build of "
+    "torch cannot use that device, at least not for this: see machine.cuda_status().",
+    "(NVIDIA|CUDA) driver|no CUDA GPUs|when none is available|no CUDA-capable|CUDA unknown error|no GPUs found": "torch"
+    " finds no usable GPU: machine.cuda_status() says why.",
+    "device type at start|invalid device|string must not be empty|index must|specified index": "That is not the name "
+    "of a device: resolve_device() lists those that are.",
+    "deserialize object on|restore data location": "The file was saved from a GPU: torch.load(..., map_location='cpu') "
+    "reads it anywhere.",
     "to numpy": "NumPy reads the CPU's memory only: call .cpu() first.",
+    "forked subprocess|can be pinned": "Processes that load data deal in CPU tensors: move each batch in the loop.",
     "has no attribute 'to'": "A dict or list cannot move itself, its tensors can: use move(inputs, device).",
-    "device-side assert|CUBLAS_STATUS": "Mostly not placement: a token id or label is out of range, or memory ran out. "
-    "The same call on the CPU gives the true message; restart the kernel before you use the GPU again.",
-    "out of memory": "The placement is right, the device is too small: take shorter texts or smaller batches.",
+    "modules offloaded|4-bit": "Another library has placed this model for good: leave it, and give it its inputs.",
+    "NCCL|duplicate GPU|no backend type": "This is about several processes, each with a card of its own and its "
+    "tensors on it, not about one model's placement.",
+    r"\bout of memory(?! slots)|allocate memory|not enough memory|unable to allocate|invalid buffer size|ALLOC_FAILED|"
+    "MemoryError": "The placement is right, the device is too small: take shorter texts or smaller batches.",
+    r"index out of range in self|target -?\d+ is out of bounds|srcIndex": "Not placement: a token id, position or "
+    "label lies beyond the model's table. Do tokenizer and model belong together, is the text within 512 tokens?",
+    "device-side assert|CUBLAS_STATUS|cuDNN error|illegal memory access|launch failure": "Mostly not placement: a "
+    "token id or label is out of range, or memory ran out. The same call on the CPU gives the true message; restart "
+    "the kernel before you use the GPU again.",
 }
 
 
 def explain(error: BaseException | str) -> str:
     """What a device error means and what to do, in a sentence or two; `error` is the exception or its text.
 
-    Knows the wordings of torch 1.0 to 2.13. For other errors it says that it does not know them.
+    Knows the wordings of torch 0.4 to 2.13. For other errors it says that it does not know them.
     """
-    text = str(error)
+    text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+    for device, old in {"cuda": r"cuda\.\w+Tensor|CUDA\w+Type", "mps": r"mps\.\w+Tensor|MPS\w+Type"}.items():
+        text = re.sub(rf"(?:torch\.)?(?:{old})", device, text)  # before 1.5 a tensor's type told its device
+    text = re.sub(r"torch\.\w+Tensor|CPU\w+Type", "cpu", text)
     for wording in _TWO_DEVICES:
-        if found := re.search(wording, text, re.DOTALL):
-            argument, at, rest = found["arg"], found["at"], found["rest"]
+        wording = wording.replace("AT", f"(?P<at>{_DEVICE})").replace("REST", f"(?P<rest>{_DEVICE})")
+        found = re.search(wording, text, re.DOTALL | re.IGNORECASE)
+        if found and (found["at"] != found["rest"] or found["arg"] == "indices"):  # else it is about types of numbers
+            argument, at, rest = (found["arg"] or "").lower(), found["at"], found["rest"]
             if argument == "indices":  # the text offers "cpu or ...", so they are on neither
                 at = "another device"
             elif argument == "self" and re.search("index_select|embedding|addmm", text):
@@ -286,6 +367,6 @@ def explain(error: BaseException | str) -> str:
             what = repr(argument) if argument else "a tensor"
             return f"Two devices in one operation: {what} is on {at}, the rest on {rest}. {_stayed(argument, at, rest)}"
     for wording, meaning in _OTHER_ERRORS.items():
-        if re.search(wording, text, re.IGNORECASE):
+        if re.search(wording, text, re.IGNORECASE | re.DOTALL):
             return meaning
     return "Not a device error that this tutorial knows: read its last line, and check audit(model) all the same."

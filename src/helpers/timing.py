@@ -11,11 +11,12 @@ import inspect
 import json
 import math
 import os
+import pkgutil
 import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -184,17 +185,24 @@ def _timed(fn: Callable, inputs, calls: int, sync: Callable[[], None]) -> float:
     sync()
     start = time.perf_counter()
     for _ in range(calls):
-        fn(*args, **kwargs)
+        result = fn(*args, **kwargs)
     sync()
-    return time.perf_counter() - start
+    seconds = time.perf_counter() - start
+    if isinstance(result, Iterator | Awaitable):
+        raise TypeError(f"an arm returned a {type(result).__name__}: its work waits until it is read, so read it there")
+    return seconds
 
 
 def _measure(arms: Mapping, rounds: int, warmup: int, threads: int, sync: Callable[[], None]) -> dict:
     """Times `{name: (fn, inputs)}` in this process. The answer can go through JSON."""
-    calls, seconds = {}, {name: [] for name in arms}
+    calls, seconds, before = {}, {name: [] for name in arms}, {name: _digests(arm[1]) for name, arm in arms.items()}
     for name, arm in arms.items():
         _set_threads(threads)
-        _timed(*arm, warmup, sync)
+        try:
+            _timed(*arm, warmup, sync)
+        except Exception as error:
+            error.add_note(f"This happened in arm {name!r}, while it warmed up.")
+            raise
         calls[name] = 1
         while (took := _timed(*arm, calls[name], sync)) < BLOCK_SECONDS:
             calls[name] = math.ceil(calls[name] * min(10, 1.2 * BLOCK_SECONDS / max(took, 1e-9)))
@@ -207,6 +215,8 @@ def _measure(arms: Mapping, rounds: int, warmup: int, threads: int, sync: Callab
                 _timed(*arms[name], 1, sync)
             seconds[name].append(_timed(*arms[name], calls[name], sync) / calls[name])
     others = (_others_seconds() - others) / (time.perf_counter() - start)
+    if changed := [name for name, arm in arms.items() if _digests(arm[1]) != before[name]]:
+        raise ValueError(f"the inputs of arm {changed[0]!r} changed on the way, so its calls did different work")
     return {"seconds": seconds, "calls": {name: n * rounds for name, n in calls.items()}, "others": others}
 
 
@@ -240,11 +250,18 @@ def compare(
     items: sentences (or whatever else) that a call works through, to show items/s as well
     sync: waits for accelerators; called before the clock starts and before it stops (not used with `isolate`)
 
-    Raises ValueError for too few rounds and for arms with different inputs (naming arm and input), TypeError for
-    inputs that cannot be compared, ArmError if an arm fails in its own process.
+    Raises ValueError for too few rounds, for arms with different inputs (naming arm and input) and for an arm that
+    changes its inputs, TypeError for inputs that cannot be compared and for what is no arm or returns before it has
+    worked (a generator), ArmError if an arm fails in its own process.
     """
-    if not arms or rounds < MIN_ROUNDS or warmup < 1 or passes < 1:
-        raise ValueError(f"compare needs an arm, a pass, a warm-up and {MIN_ROUNDS} rounds: fewer give no interval")
+    counts = (rounds, warmup, passes, 1 if threads is None else threads)
+    whole = all(isinstance(number, int) and number > 0 for number in counts)
+    if not (isinstance(arms, Mapping) and arms and whole and rounds >= MIN_ROUNDS):
+        least = f"{MIN_ROUNDS} rounds (fewer give no interval), a warm-up, a pass and a thread"
+        raise ValueError(f"compare needs arms by name and, in whole numbers, at least {least}")
+    for name, arm in arms.items():
+        if not isolate and not (isinstance(arm, tuple | list) and len(arm) == 2 and callable(arm[0])):
+            raise TypeError(f"arm {name!r} has to be a pair (function, inputs), not {arm!r:.80}")
     torch = sys.modules.get("torch")
     before = torch.get_num_threads() if torch else None
     threads = threads or before or machine.usable_cpus()
@@ -272,7 +289,7 @@ def _request(name: str, arm) -> dict:
     request = {"arm": name, "setup": setup, "source": None, "kwargs": kwargs}
     if isinstance(setup, str):
         return request
-    if setup.__closure__ or setup.__name__ == "<lambda>":
+    if not inspect.isfunction(setup) or setup.__closure__ or setup.__name__ == "<lambda>":
         raise ValueError(f"arm {name!r}: its set-up has to be a def of its own that uses no variables around it")
     try:
         return request | {"setup": setup.__name__, "source": textwrap.dedent(inspect.getsource(setup))}
@@ -302,13 +319,15 @@ def _child() -> None:
     request = json.load(sys.stdin)
     arm, setup = request["arm"], request["setup"]
     if request["source"] is None:
-        module, _, function = setup.partition(":")
-        setup = getattr(__import__(module, fromlist=[function]), function)
+        setup = pkgutil.resolve_name(setup)
     else:
         scope = {"__name__": "__arm__"}
         exec(compile(request["source"], f"<set-up of {arm}>", "exec"), scope)
         setup = scope[setup]
-    fn, inputs, extra = [*setup(**request["kwargs"]), None][:3]
+    made = setup(**request["kwargs"])
+    if not (isinstance(made, tuple | list) and len(made) in (2, 3) and callable(made[0])):
+        raise TypeError(f"a set-up returns (fn, inputs) or (fn, inputs, extra), not {made!r:.80}")
+    fn, inputs, extra = [*made, None][:3]
     settings = {name: request[name] for name in ("rounds", "warmup", "threads")}
     reply = _measure({arm: (fn, inputs)}, sync=machine.synchronize, **settings)
     reply |= {"arm": arm, "inputs": _digests(inputs), "extra": extra, "peak_bytes": machine.process_peak()}
