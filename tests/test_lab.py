@@ -10,6 +10,8 @@ import time
 import urllib.request
 from pathlib import Path
 
+from helpers import lessons
+
 import pytest
 from playwright.sync_api import sync_playwright
 
@@ -23,6 +25,9 @@ SETTINGS = {
     "docmanager-extension/plugin": {"autosave": False},
     "notebook-extension/tracker": {"windowingMode": "none"},
 }
+# No cell has an output or a number: whatever is there later came from this run, and not from the file.
+CLEARED = """() => !document.querySelector('.jp-Notebook .jp-OutputArea-output')
+  && [...document.querySelectorAll('.jp-CodeCell .jp-InputPrompt')].every(one => one.textContent === '[ ]:')"""
 # Every cell has its number, or one has failed (then those behind it never run).
 FINISHED = """() => document.querySelector('[data-mime-type="application/vnd.jupyter.error"]')
   || [...document.querySelectorAll('.jp-CodeCell .jp-InputPrompt')]
@@ -86,12 +91,12 @@ def run_all(browser, lab, name):
     """Open a notebook, run all cells, and wait until the last one is done; returns the page."""
     page = browser.new_page(viewport={"width": 1280, "height": 1000})
     page.goto(f"{lab}/lab/tree/notebooks/{name}?token={TOKEN}&reset")
-    page.wait_for_selector(".jp-Notebook-cell", timeout=60_000)
-    page.wait_for_function("() => document.querySelector('.jp-Notebook-ExecutionIndicator[data-status=idle]')")
-    # Without the stored outputs, so that whatever is there afterwards came from this run.
+    code = sum(cell["cell_type"] == "code" for cell in json.loads((lessons.NOTEBOOKS / name).read_bytes())["cells"])
+    page.wait_for_function("n => document.querySelectorAll('.jp-CodeCell').length === n", arg=code, timeout=60_000)
+    page.get_by_text("Python 3 (ipykernel) | Idle").wait_for(timeout=60_000)
     page.get_by_role("menuitem", name="Edit", exact=True).click()
     page.get_by_text("Clear Outputs of All Cells", exact=True).click()
-    page.wait_for_function("() => !document.querySelector('.jp-Notebook .jp-OutputArea-output')")
+    page.wait_for_function(CLEARED)
     page.get_by_role("menuitem", name="Run", exact=True).click()
     page.get_by_text("Run All Cells", exact=True).click()
     page.wait_for_function(FINISHED, timeout=150_000)
