@@ -540,15 +540,22 @@ def state_bytes(model: Module, optimizer: Optimizer | None = None) -> dict[str, 
     return {
         "parameters": sum(p.numel() for p in parameters),
         "trainable": sum(p.numel() for p in parameters if p.requires_grad),
-        "weights": _bytes(part for p in parameters for part in _tensors(p.detach())),
+        "weights": _bytes(parameters),
         "gradients": _bytes([p.grad for p in parameters if p.grad is not None]),
         "optimizer": _bytes(_tensors(optimizer.state)) if optimizer else 0,
     }
 
 
 def _bytes(tensors) -> int:
-    """Bytes of the storages behind some tensors, each counted once."""
-    return sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}.values())
+    """Bytes of the storages behind some tensors, each counted once; of a quantized tensor, of what it is made of."""
+    storages, todo = {}, list(tensors)
+    while todo:
+        tensor = todo.pop()
+        if is_traceable_wrapper_subclass(tensor):
+            todo += [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
+        else:
+            storages[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
+    return sum(storages.values())
 
 
 def _tensors(thing, depth: int = 5, seen: set | None = None) -> Iterator[torch.Tensor]:
@@ -558,9 +565,7 @@ def _tensors(thing, depth: int = 5, seen: set | None = None) -> Iterator[torch.T
         return
     seen.add(id(thing))
     inside = list(getattr(thing, "__dict__", {}).values())
-    if is_traceable_wrapper_subclass(thing):  # a quantized weight: what it is made of
-        inside = [getattr(thing, name) for name in thing.__tensor_flatten__()[0]]
-    elif isinstance(thing, torch.Tensor):
+    if isinstance(thing, torch.Tensor):
         yield thing
         inside = [thing.grad] if thing.is_leaf else []
     elif isinstance(thing, Module):
