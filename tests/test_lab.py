@@ -87,8 +87,8 @@ def browser():
         browser.close()
 
 
-def run_all(browser, lab, name):
-    """Open a notebook, run all cells, and wait until the last one is done; returns the page."""
+def open_notebook(browser, lab, name):
+    """Open a notebook, without the stored outputs: whatever is there afterwards came from this run; gives the page."""
     page = browser.new_page(viewport={"width": 1280, "height": 1000})
     page.goto(f"{lab}/lab/tree/notebooks/{name}?token={TOKEN}&reset")
     code = sum(cell["cell_type"] == "code" for cell in json.loads((lessons.NOTEBOOKS / name).read_bytes())["cells"])
@@ -97,6 +97,12 @@ def run_all(browser, lab, name):
     page.get_by_role("menuitem", name="Edit", exact=True).click()
     page.get_by_text("Clear Outputs of All Cells", exact=True).click()
     page.wait_for_function(CLEARED)
+    return page
+
+
+def run_all(browser, lab, name):
+    """Open a notebook, run all cells, and wait until the last one is done; returns the page."""
+    page = open_notebook(browser, lab, name)
     page.get_by_role("menuitem", name="Run", exact=True).click()
     page.get_by_text("Run All Cells", exact=True).click()
     page.wait_for_function(FINISHED, timeout=150_000)
@@ -117,5 +123,55 @@ def test_the_first_lesson_runs_in_the_browser(lab, browser):
         assert "snippets change sides" in page.query_selector_all(".jp-OutputArea-output")[-1].inner_text()
         assert "Jupyter news" not in page.inner_text("body")
         assert page.evaluate("() => [...document.querySelectorAll('.jp-Notebook img')].every(image => image.alt)")
+    finally:
+        page.close()
+
+
+def run_cell(page, text):
+    """Run the code cell that holds a text, wait until it is done, and return it."""
+    cell = page.locator(".jp-CodeCell", has_text=text).first
+    cell.locator(".cm-content").click()
+    page.keyboard.press("Control+Enter")
+    page.wait_for_function(
+        "cell => /^\\[\\d+\\]:$/.test(cell.querySelector('.jp-InputPrompt').textContent)",
+        arg=cell.element_handle(),
+        timeout=90_000,
+    )
+    return cell
+
+
+def test_the_memory_explorer_answers_when_it_is_moved(lab, browser):
+    page = open_notebook(browser, lab, "02_gpu_memory.ipynb")
+    try:
+        run_cell(page, "import accelerate")
+        cell = run_cell(page, "widgets.memory_explorer()")
+        caption, picture = cell.locator("figcaption"), cell.locator("figure img")
+        caption.wait_for(timeout=20_000)
+
+        def moved(act):
+            old = caption.inner_text(), picture.get_attribute("src")
+            start = time.perf_counter()
+            act()
+            page.wait_for_function(
+                "([cell, old]) => cell.querySelector('figcaption').innerText !== old",
+                arg=[cell.element_handle(), old[0]],
+                timeout=10_000,
+            )
+            seconds = time.perf_counter() - start
+            assert picture.get_attribute("src") != old[1]
+            assert picture.get_attribute("alt") == caption.inner_text()
+            return seconds
+
+        assert "bert-base, 32 texts of 512 tokens" in caption.inner_text()
+        handle = cell.locator(".noUi-handle").last  # of the length
+        handle.focus()
+        times = [moved(lambda: handle.press("ArrowLeft"))]
+        assert "32 texts of 504 tokens (interpolated" in caption.inner_text()
+        times.append(moved(lambda: cell.locator("select").first.select_option("bert-large")))
+        assert caption.inner_text().startswith("bert-large")
+        times.append(moved(lambda: cell.locator("select").nth(1).select_option("inference")))
+        assert "8 GiB: fits" in caption.inner_text()
+        assert max(times) < 1, times
+        assert errors(page) == []
     finally:
         page.close()

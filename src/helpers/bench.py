@@ -6,8 +6,10 @@ shared machine mean little; what the tutorial states are ratios and peaks taken 
 
 import datetime
 import json
+import random
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,7 +43,62 @@ def notebooks(quick: bool) -> Part:
     return Part(table, {name: round(float(value), 3) for name, value in worst.items()})
 
 
-PARTS: dict[str, Callable[[bool], Part]] = {"notebooks": notebooks}
+def _drawn(rng: random.Random) -> tuple:
+    """One random training or inference, tiny to base: (config, batch, length, options of `predict_peak`)."""
+    from transformers import BertConfig
+
+    hidden = rng.choice([32, 64, 128, 192, 256, 384, 512, 768])
+    config = BertConfig(
+        hidden_size=hidden,
+        num_hidden_layers=rng.randint(1, 12),
+        num_attention_heads=max(1, hidden // rng.choice([32, 64])),
+        intermediate_size=hidden * rng.choice([2, 3, 4]),
+        vocab_size=rng.choice([500, 5000, 30522]),
+        attention_probs_dropout_prob=rng.choice([0.0, 0.1, 0.1]),
+    )
+    options = {"padded": rng.random() < 0.7, "attention": rng.choice(["sdpa", "sdpa", "eager"])}
+    options["mode"] = rng.choice(["inference", "training", "training", "training"])
+    kind = rng.choice(["float32", "float32", "bfloat16", "mixed"])
+    options |= {"mixed_precision": True} if kind == "mixed" else {"dtype": kind}
+    if options["mode"] == "training":
+        options |= {"optimizer": rng.choice(["adamw", "sgd"]), "accumulate": rng.choice([1, 1, 4])}
+        options |= {"checkpointing": rng.random() < 0.3}
+        lever = rng.choice(["", "", "embeddings", "body", "layers", "lora"])
+        if lever == "lora":
+            options["lora"] = rng.choice([2, 8])
+        elif lever:
+            options["freeze"] = rng.randint(0, config.num_hidden_layers) if lever == "layers" else lever
+    return config, rng.randint(1, 16), rng.randint(4, 512), options
+
+
+def memory(quick: bool, seed: int = 0) -> Part:
+    """Predicted against measured CPU peaks of random configurations. The ratios are fractions: 0.01 is 1 %."""
+    from .memory import MIB, Step, measure_peak, predict_peak
+
+    rng, rows = random.Random(seed), []
+    while len(rows) < (6 if quick else 40):
+        config, batch, length, options = _drawn(rng)
+        # What would take too long or too much memory to run for real is left out before it is measured.
+        if batch * length * config.num_hidden_layers * config.hidden_size**2 > (1e9 if quick else 8e9):
+            continue
+        start = time.perf_counter()
+        predicted = predict_peak(config, batch, length, **options).total
+        seconds = time.perf_counter() - start
+        if predicted > (400 if quick else 1000) * MIB:
+            continue
+        step = Step(config, batch, length, **options)
+        measured = measure_peak(step.run, step.model, step.optimizer, step.inputs).allocated
+        what = f"{config.num_hidden_layers} x {config.hidden_size}, {batch} x {length}, " + ", ".join(
+            f"{name}={value}" for name, value in options.items()
+        )
+        rows.append((what, predicted / MIB, measured / MIB, abs(predicted / measured - 1), seconds))
+    columns = ["configuration", "predicted MiB", "measured MiB", "error", "seconds"]
+    table = pandas.DataFrame(rows, columns=columns).set_index("configuration")
+    errors = {"memory_error_median": table["error"].median(), "memory_error_worst": table["error"].max()}
+    return Part(table, {name: round(float(value), 6) for name, value in errors.items()})
+
+
+PARTS: dict[str, Callable[[bool], Part]] = {"notebooks": notebooks, "memory": memory}
 
 
 def main(quick: bool, only: list[str] | None, target: Path | None) -> int:

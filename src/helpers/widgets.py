@@ -1,0 +1,114 @@
+"""Things to move in the notebooks: `memory_explorer` belongs to notebook 02.
+
+The explorer has to answer at once, and a prediction takes a second or more. So every choice was predicted ahead at four
+points (batch, length), by tests/make_memory_grid.py. In between, the terms of every phase follow 1, batch, batch x
+length and batch x length squared, which four points determine; the peak is the highest phase.
+"""
+
+import functools
+import json
+from pathlib import Path
+
+import ipywidgets
+import numpy
+
+from . import plots
+
+GRID = Path(__file__).with_name("memory_grid.json")
+POINTS = ((64, 128), (64, 256), (64, 512), (128, 256))
+CLOSE = 0.05  # thirty estimates in between came to within this of the prediction
+CARDS = (4, 8, 12, 16, 24, 80)  # GiB of common cards
+MODELS = ("minilm", "bert-base", "scibert", "bert-large")
+DTYPES = {"float32": {}, "mixed precision": {"mixed_precision": True}, "bfloat16 weights": {"dtype": "bfloat16"}}
+TERMS = ("weights", "gradients", "optimizer", "activations", "inputs", "workspace", "allocator", "context")
+MODES = ("inference", "training, AdamW", "training, SGD")
+LEVERS = {
+    "none": {},
+    "checkpointing": {"checkpointing": True},
+    "half of the layers frozen": {"freeze": "half"},
+    "only the head trained": {"freeze": "body"},
+    "LoRA, rank 8": {"lora": 8},
+    "LoRA and checkpointing": {"lora": 8, "checkpointing": True},
+}
+
+
+def options(model: str, mode: str, dtype: str, lever: str) -> dict:
+    """The options of `helpers.memory.predict_peak` for a choice in the explorer."""
+    from . import assets
+
+    if mode == "inference":
+        return DTYPES[dtype] | {"mode": "inference"}
+    chosen = DTYPES[dtype] | LEVERS[lever] | {"optimizer": "sgd" if "SGD" in mode else "adamw"}
+    if chosen.get("freeze") == "half":
+        chosen["freeze"] = assets.config(model).num_hidden_layers // 2
+    return chosen
+
+
+def estimate(model: str, mode: str, dtype: str, lever: str, batch: int, length: int):
+    """The `helpers.memory.Peak` on a card for a choice, from the predictions made ahead; exact at `POINTS`."""
+    from . import memory
+
+    lever, ahead = ("none", mode) if mode == "inference" else (lever, MODES[1])
+    sizes = [[1, b, b * n, b * n * n] for b, n in POINTS]
+    weights = numpy.linalg.solve(numpy.array(sizes, float).T, [1, batch, batch * length, batch * length**2])
+    phases = {}
+    for phase, predicted in _grid()["|".join((model, ahead, dtype, lever))].items():
+        terms = {name: max(round(float(weights @ values)), 0) for name, values in predicted.items()}
+        if "SGD" in mode:  # its step is AdamW's without moments
+            terms.pop("optimizer", None)
+        phases[phase] = terms | {"workspace": memory.CUBLAS_WORKSPACE, "context": memory.CUDA_CONTEXT}
+    highest = max(phases, key=lambda phase: sum(phases[phase].values()))
+    return memory.Peak(phases[highest], highest, memory.CUDA_ASSUMPTIONS, phases)
+
+
+@functools.cache
+def _grid() -> dict:
+    return json.loads(GRID.read_text(encoding="utf-8"))["choices"]
+
+
+def picture(peak, title: str) -> str:
+    """A peak as a stacked bar against the sizes of common cards (HTML), with a caption that gives the verdicts."""
+    verdicts = {card: peak.verdict(card) for card in CARDS}
+    shown = next((i for i, card in enumerate(CARDS) if verdicts[card] == "fits"), len(CARDS) - 1)
+    fig, axes = plots.plt.subplots(figsize=(8, 2.2))
+    left = 0.0
+    for name, colour in zip(TERMS, (*plots.PALETTE, plots.GREY, "black"), strict=True):
+        axes.barh(0, peak.terms.get(name, 0) / 2**30, left=left, color=colour, label=name)
+        left += peak.terms.get(name, 0) / 2**30
+    for card in CARDS[: max(shown, 1) + 1]:
+        axes.axvline(card, color=plots.GREY, linestyle="--")
+        axes.annotate(card, (card, 1), xycoords=("data", "axes fraction"), ha="center", va="bottom")
+    axes.set(yticks=[], xlabel="GiB (dashed: sizes of cards)", xlim=(0, max(left, CARDS[max(shown, 1)]) * 1.03))
+    axes.legend(ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.35), fontsize=9)
+    cards = ", ".join(f"{card} GiB: {verdict}" for card, verdict in verdicts.items())
+    return plots.html(fig, f"{title}: {left:.2f} GiB, reached in the {peak.moment}. {cards}.")
+
+
+def memory_explorer() -> ipywidgets.VBox:
+    """Controls for model, mode, dtype, lever, batch and length; below them the predicted peak against common cards."""
+    controls = {
+        "model": ipywidgets.Dropdown(options=MODELS, value="bert-base"),
+        "mode": ipywidgets.Dropdown(options=MODES, value=MODES[1]),
+        "dtype": ipywidgets.Dropdown(options=list(DTYPES)),
+        "lever": ipywidgets.Dropdown(options=list(LEVERS)),
+        "batch": ipywidgets.SelectionSlider(options=[1, 2, 4, 8, 16, 32, 64, 128], value=32),
+        "length": ipywidgets.IntSlider(512, 8, 512, 8),
+    }
+    for name, control in controls.items():
+        control.description = name
+    out = ipywidgets.HTML()
+
+    def update(_=None) -> None:
+        choice = {name: control.value for name, control in controls.items()}
+        controls["lever"].disabled = choice["mode"] == "inference"
+        exact = (choice["batch"], choice["length"]) in POINTS and "SGD" not in choice["mode"]
+        source = (
+            "predicted for exactly this choice" if exact else f"interpolated between predictions, to about {CLOSE:.0%}"
+        )
+        title = f"{choice['model']}, {choice['batch']} texts of {choice['length']} tokens ({source})"
+        out.value = picture(estimate(**choice), title)
+
+    for control in controls.values():
+        control.observe(update, "value")
+    update()
+    return ipywidgets.VBox([*controls.values(), out])
