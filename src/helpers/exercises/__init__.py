@@ -1,0 +1,40 @@
+"""Checks for the notebooks' exercises: they try the learner's answer and say "correct" or what is still wrong.
+
+Named `check_<notebook>_<exercise>`, each in the module of its notebook (`lesson_02`), which is imported when one of its
+checks is asked for. A check prints "not answered yet" while the answer is None or ..., then "not quite, because ..."
+with a hint, then "correct". An answer that raises is a wrong answer, not a broken notebook.
+"""
+
+import functools
+import importlib
+import re
+from collections.abc import Callable
+from typing import Any, get_origin
+
+
+def exercise(find_fault: Callable[..., str | None]) -> Callable[..., None]:
+    """Make a check of a function that returns what is wrong with an answer, or None if nothing is."""
+
+    wants_function = get_origin(find_fault.__annotations__["answer"]) is Callable
+
+    @functools.wraps(find_fault)
+    def check(answer: Any, *context: Any) -> None:
+        if answer is None or answer is ...:
+            print("not answered yet")
+            return
+        try:
+            if wants_function and not callable(answer):
+                fault = f"it should be a function, named without brackets, not a {type(answer).__name__}"
+            else:
+                fault = find_fault(answer, *context)
+        except Exception as error:  # whatever a learner's code may raise
+            fault = f"it raised {type(error).__name__}: {str(error).strip() or 'no message'}"
+        print("correct" if fault is None else f"not quite, because {fault}")
+
+    return check
+
+
+def __getattr__(name: str) -> Callable[..., None]:
+    if found := re.fullmatch(r"check_(\d\d)_\d", name):
+        return getattr(importlib.import_module(f"{__name__}.lesson_{found[1]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
