@@ -6,6 +6,7 @@ that a page opens with the lesson and not with a screenful of messages that conc
 
 import logging
 import os
+import warnings
 
 __version__ = "0.1.0"
 
@@ -26,6 +27,8 @@ def _quiet_start() -> None:
     # ("Failed to load ..."), and torch remarks on torchao's enums. Neither says anything about the reader's code.
     logging.getLogger("torchao").setLevel(logging.ERROR)
     logging.getLogger("torch.utils._pytree").addFilter(lambda record: "register_constant" not in record.getMessage())
+    # peft asks transformers by an old name whether checkpointing is on.
+    warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
 
 
 _quiet_start()

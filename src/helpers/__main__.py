@@ -31,7 +31,7 @@ def test(rest: list[str]) -> int:
     if status:
         return status
     # Most of the suite keeps one core busy, so two workers, each with whole files, take little more than half the time.
-    workers = ["-n", str(min(2, machine.usable_cpus())), "--dist", "loadfile"]
+    workers = ["-n", str(min(2, machine.usable_cpus())), "--dist", "loadfile", "--no-loadscope-reorder"]
     return _become([sys.executable, "-m", "pytest", *workers, *rest], HF_HUB_DISABLE_PROGRESS_BARS="1")
 
 
