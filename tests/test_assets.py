@@ -23,7 +23,7 @@ from hub_server import HubServer
 
 import pytest
 import torch
-from huggingface_hub import snapshot_download
+from huggingface_hub import snapshot_download, try_to_load_from_cache
 from transformers import AutoModel, AutoModelForSequenceClassification, BertConfig, BertModel, BertTokenizer
 
 TINY = {
@@ -223,6 +223,9 @@ def test_hub_serves_model_tokenizer_and_heads(hub, repo, monkeypatch):
     large = [headers for _, path, headers in hub.requests if path.startswith("/large/")]
     assert large
     assert not any(name.lower() == "authorization" for headers in large for name in headers)
+    # It lies where the hub's own library looks for it.
+    found = try_to_load_from_cache(HUB_ID, "model.safetensors", assets.root() / "hub", REVISION)
+    assert Path(found) == net.provenance.folder / "model.safetensors"
     asked = len(hub.requests)
     assert assets.tokenizer("bert-base")("good film")["input_ids"] == [2, 5, 7, 3]
     heads = [assets.model("bert-base", AutoModelForSequenceClassification, num_labels=3) for _ in range(2)]
@@ -235,7 +238,7 @@ def test_hub_serves_model_tokenizer_and_heads(hub, repo, monkeypatch):
 
 
 def test_copy_in_the_users_own_cache_counts(catalogue, repo, tmp_path, no_network):
-    snapshot = assets._snapshot(tmp_path / "standard", catalogue["bert-base"])
+    snapshot = assets._snapshots(catalogue["bert-base"])[-1]
     shutil.copytree(repo, snapshot)
     assert str(assets.model("bert-base").provenance) == f"BERT-base: hub {HUB_ID}@01234567"
 
@@ -308,13 +311,14 @@ def test_hub_misbehaves_and_a_stand_in_takes_over(hub, path, mode, reason, tmp_p
 
 def test_names_that_cannot_be_looked_up_cost_seconds(catalogue, monkeypatch):
     done = threading.Event()
+    monkeypatch.setattr(assets, "PATIENCE", 1)
     monkeypatch.setenv("HF_ENDPOINT", "http://hub.invalid")
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: done.wait(30) and [])
     started = time.monotonic()
     note = assets.model("bert-base").provenance.note
     done.set()
     assert time.monotonic() - started < SECONDS
-    assert note == "the hub was silent for 4 s"
+    assert note == "the hub was silent for 1 s"
 
 
 def test_broken_connection_is_taken_up_where_it_broke(hub, repo):
@@ -326,9 +330,12 @@ def test_broken_connection_is_taken_up_where_it_broke(hub, repo):
 
 
 def test_wrong_bytes_from_the_hub_are_thrown_away(hub, catalogue, monkeypatch, tmp_path):
-    wrong = dataclasses.replace(catalogue["bert-base"], digests={"model.safetensors": "0" * 64})
-    monkeypatch.setitem(catalogue, "bert-base", wrong)
-    assert "not the file that was expected" in assets.model("bert-base").provenance.note
+    package = catalogue["minilm"].package
+    other = dataclasses.replace(package, files=package.files | {"model.safetensors": "0" * 64})
+    monkeypatch.setitem(catalogue, "bert-base", dataclasses.replace(catalogue["bert-base"], package=other))
+    note = assets.model("bert-base").provenance.note
+    assert "the hub's model.safetensors of BERT-base is not the file that was expected" in note
+    assert "what came of BERT-base is not what was expected" in note  # the package's bytes, too
     assert not leftovers(tmp_path)
 
 
@@ -401,10 +408,11 @@ def test_package_from_a_folder_that_pip_knows(hub, wheels, monkeypatch):
         ("/simple/", "404", "pip found no tiny_texts-1.0.tar.gz"),
         ("/packages/", "500", "tiny_texts-1.0.tar.gz answered 500"),
         ("/packages/", "cut", "tiny_texts-1.0.tar.gz was cut off at"),
-        ("/simple/", "silent", "the package index was silent for 4 s"),
+        ("/simple/", "silent", "the package index was silent for 2 s"),
     ],
 )
-def test_package_out_of_reach_is_an_error_with_a_way_out(hub, path, mode, reason):
+def test_package_out_of_reach_is_an_error_with_a_way_out(hub, path, mode, reason, monkeypatch):
+    monkeypatch.setattr(assets, "PATIENCE", 2 if mode == "silent" else assets.PATIENCE)
     hub.misbehave(path, mode)
     started = time.monotonic()
     with pytest.raises(assets.AssetError, match=r"Way out: .*BERT_ASSETS.*PIP_FIND_LINKS") as caught:
@@ -628,3 +636,15 @@ def test_near_misses_get_the_name_that_was_meant(name, meant):
 def test_names_that_are_none_list_the_catalogue(name):
     with pytest.raises(ValueError, match="there are bert-base, bert-large, scibert, minilm, reviews"):
         assets.tokenizer(name)
+
+
+def test_unlabelled_texts_are_there_and_apart_from_the_reviews():
+    table = assets.unlabelled()
+    assert table["source"].value_counts().to_dict() == {
+        "nytEditorialSnippets": 5190,
+        "tweets": 4200,
+        "amazonReviewSnippets": 3708,
+    }
+    assert list(table.columns) == ["id", "text", "source"]
+    assert table["text"].str.len().min() > 0
+    assert not set(table["text"]) & set(assets.reviews()["text"])

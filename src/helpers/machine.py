@@ -5,6 +5,7 @@ table. Importing this module does not import torch. Functions that read Linux's 
 stands for `/`.
 """
 
+import contextlib
 import ctypes
 import functools
 import importlib.util
@@ -45,28 +46,27 @@ def _read(path: Path) -> str:
         return ""
 
 
-def _cgroups(controller: str, root: str | os.PathLike) -> list[Path]:
-    """The directories of this process's control groups for `controller`, from its own up to the outermost visible one.
+def _number(text: str) -> int | None:
+    """The number in a control group's file; None for "max", -1 (both: no limit) and for an unreadable file."""
+    return int(text) if text.isdigit() else None
 
-    A limit anywhere on the way up binds. In a container the path in /proc/self/cgroup may be the host's and not exist
-    below the mount; the existing ones of its parents, at least the mount itself, are then what is left.
+
+def _cgroups(controller: str, root: str | os.PathLike) -> list[Path]:
+    """The directories of this process's control groups for `controller`; a limit in any of them binds.
+
+    In a container the path in /proc/self/cgroup may be the host's and not exist below the mount; the existing ones of
+    its parents, at least the mount itself, are then what is left.
     """
     base, found = Path(root) / "sys/fs/cgroup", []
     for line in _read(Path(root) / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
-        if controllers and controller not in controllers.split(","):
-            continue
-        # Version 2 has one tree (number 0, no controllers); beside version 1 it is mounted as "unified".
-        mounts = (controllers, controller) if controllers else ("unified", "")
-        mount = next((base / name for name in mounts if (base / name).is_dir()), base)
-        parts = [part for part in path.split("/") if part not in ("", "..")]
-        found += [mount.joinpath(*parts[:n]) for n in range(len(parts), -1, -1)]
+        if controller in controllers.split(",") or not controllers:
+            # Version 2 has one tree (number 0, no controllers); beside version 1 it is mounted as "unified".
+            names = (controllers, controller) if controllers else ("unified",)
+            mount = next((base / name for name in names if (base / name).is_dir()), base)
+            inside = Path(*(part for part in path.split("/") if part != ".."))
+            found += [mount / inside, *(mount / parent for parent in inside.parents)]
     return [path for path in dict.fromkeys(found) if path.is_dir()]
-
-
-def _number(text: str) -> int | None:
-    """The number in a control group's file; None for "max", -1 (both: no limit) and for an unreadable file."""
-    return int(text) if text.isdigit() else None
 
 
 def usable_cpus(root: str | os.PathLike = "/") -> int:
@@ -84,28 +84,28 @@ def usable_cpus(root: str | os.PathLike = "/") -> int:
     return max(count, 1)
 
 
-def _memory_limits(root: str | os.PathLike) -> list[tuple[int, int]]:
-    """(limit, bytes in use that cannot be given back) of each control group that limits memory."""
-    found = []
+def _memory(root: str | os.PathLike) -> tuple[int, int]:
+    """Bytes of RAM in all and available, on the machine and inside each control group that limits memory."""
+    total, available = psutil.virtual_memory().total, psutil.virtual_memory().available
     for group in _cgroups("memory", root):
         # The cache of files read counts as used; what of it was not read lately is dropped when memory is needed.
         # Version 1 lists the group's own share first and then the total with the groups below it.
         cache = re.findall(r"^(?:total_)?inactive_file (\d+)$", _read(group / "memory.stat"), re.MULTILINE)
         for limit, usage in (("max", "current"), ("limit_in_bytes", "usage_in_bytes")):  # version 2, version 1
             if (bound := _number(_read(group / f"memory.{limit}"))) is not None:
-                used = (_number(_read(group / f"memory.{usage}")) or 0) - int(cache[-1] if cache else 0)
-                found.append((bound, max(used, 0)))
-    return found
+                used = (_number(_read(group / f"memory.{usage}")) or 0) - int([0, *cache][-1])
+                total, available = min(total, bound), min(available, bound - max(used, 0))
+    return total, max(available, 0)
 
 
 def memory_total(root: str | os.PathLike = "/") -> int:
     """Bytes of RAM this process could have: the machine's, or its container's limit where that is less."""
-    return min([psutil.virtual_memory().total, *(limit for limit, _ in _memory_limits(root))])
+    return _memory(root)[0]
 
 
 def memory_available(root: str | os.PathLike = "/") -> int:
     """Bytes of RAM that can be taken now without swapping, on the machine and inside the container's limit."""
-    return max(0, min([psutil.virtual_memory().available, *(limit - used for limit, used in _memory_limits(root))]))
+    return _memory(root)[1]
 
 
 def process_memory(children: bool = False) -> int:
@@ -113,10 +113,8 @@ def process_memory(children: bool = False) -> int:
     me = psutil.Process()
     total = me.memory_info().rss
     for child in me.children(recursive=True) if children else []:
-        try:
+        with contextlib.suppress(psutil.Error):  # it ended between the two calls
             total += child.memory_info().rss
-        except psutil.Error:  # it ended between the two calls
-            continue
     return total
 
 
@@ -148,15 +146,12 @@ def cpu_features(root: str | os.PathLike = "/", system: str = sys.platform) -> d
     """
     if system == "win32":
         present = ctypes.windll.kernel32.IsProcessorFeaturePresent
-        return {name: bool(present(number)) for name, (_, _, number) in _FEATURES.items() if number is not None}
+        return {name: bool(present(number)) for name, (_, _, number) in _FEATURES.items() if number}
     if system == "darwin":
-        values = {name: _sysctl(key) for name, (_, key, _) in _FEATURES.items() if key is not None}
+        values = {name: _sysctl(key) for name, (_, key, _) in _FEATURES.items() if key}
         return {name: value == "1" for name, value in values.items() if value}
     line = re.search(r"^(?:flags|Features)\s*:(.*)$", _read(Path(root) / "proc/cpuinfo"), re.MULTILINE)
-    if not line:
-        return {}
-    flags = set(line[1].split())
-    return {name: flag in flags for name, (flag, _, _) in _FEATURES.items()}
+    return {name: flag in line[1].split() for name, (flag, _, _) in _FEATURES.items()} if line else {}
 
 
 class CudaStatus(NamedTuple):
@@ -173,31 +168,19 @@ def explain_cuda(system, torch, build, card, driver, visible, names) -> CudaStat
     build; card: an NVIDIA card is there, None where that cannot be told; driver: the driver's library loads;
     visible: the variable CUDA_VISIBLE_DEVICES or None; names: of the devices that torch can use.
     """
-    if names:
-        return CudaStatus(True, f"torch can use {len(names)} CUDA device(s): {', '.join(names)}.")
-    if torch is None:
-        reason = "torch is not installed in this Python: install it, or start the Python that has it."
-    elif system == "darwin":
-        reason = "Macs have no CUDA: on Apple silicon use the device 'mps', else 'cpu'."
-    elif not driver and not card:
-        reason = "no NVIDIA card was found in this machine: use the CPU, which is enough for this tutorial."
-    elif build is None:
-        reason = f"torch {torch} is a CPU-only build: install torch's CUDA build to use the NVIDIA card."
-    elif not driver:
-        reason = "the NVIDIA card has no driver: install it, or start the container with access to the GPU."
-    elif visible is not None:
-        reason = f"CUDA_VISIBLE_DEVICES={visible!r} hides the card: unset it, or name a card, before Python starts."
-    else:
-        reason = f"the driver gives torch (for CUDA {build}) no card: run nvidia-smi, the driver may be too old."
-    return CudaStatus(False, reason)
-
-
-def _cuda_driver() -> bool:
-    try:
-        ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
-    except OSError:
-        return False
-    return True
+    causes = (
+        (names, f"torch can use {len(names)} CUDA device(s): {', '.join(names)}."),
+        (torch is None, "torch is not installed in this Python: install it, or start the Python that has it."),
+        (system == "darwin", "Macs have no CUDA: on Apple silicon use the device 'mps', else 'cpu'."),
+        (not (driver or card),
+         "no NVIDIA card was found in this machine: use the CPU, which is enough for this tutorial."),
+        (build is None, f"torch {torch} is a CPU-only build: install torch's CUDA build to use the NVIDIA card."),
+        (not driver, "the NVIDIA card has no driver: install it, or start the container with access to the GPU."),
+        (visible is not None,
+         f"CUDA_VISIBLE_DEVICES={visible!r} hides the card: unset it, or name a card, before Python starts."),
+        (True, f"the driver gives torch (for CUDA {build}) no card: run nvidia-smi, the driver may be too old."),
+    )  # fmt: skip
+    return CudaStatus(bool(names), next(sentence for holds, sentence in causes if holds))
 
 
 def cuda_status() -> CudaStatus:
@@ -206,12 +189,14 @@ def cuda_status() -> CudaStatus:
         import torch
     except ImportError:
         return explain_cuda(sys.platform, None, None, None, False, None, ())
-    devices = [path for path in Path("/sys/bus/pci/devices").glob("*") if _read(path / "class").startswith("0x03")]
-    card = any(_read(path / "vendor") == "0x10de" for path in devices) if Path("/sys/bus/pci").is_dir() else None
+    driver, pci = False, Path("/sys/bus/pci/devices")
+    with contextlib.suppress(OSError):
+        driver = bool(ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"))
+    displays = [path for path in pci.glob("*") if _read(path / "class").startswith("0x03")]
+    card = any(_read(path / "vendor") == "0x10de" for path in displays) if pci.is_dir() else None
     names = tuple(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
-    build = torch.version.cuda or torch.version.hip
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return explain_cuda(sys.platform, torch.__version__, build, card, _cuda_driver(), visible, names)
+    build, visible = torch.version.cuda or torch.version.hip, os.environ.get("CUDA_VISIBLE_DEVICES")
+    return explain_cuda(sys.platform, torch.__version__, build, card, driver, visible, names)
 
 
 def devices() -> list[str]:
@@ -225,13 +210,11 @@ def devices() -> list[str]:
 def synchronize() -> None:
     """Waits until every accelerator in use (CUDA, MPS) has done what it was given; returns at once without one."""
     torch = sys.modules.get("torch")  # nobody can have used an accelerator before torch was imported
-    if torch is None:
-        return
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch and torch.cuda.is_available() and torch.cuda.is_initialized():
         for index in range(torch.cuda.device_count()):
             if torch.cuda.memory_reserved(index):  # else it has no work, and waiting would start it up
                 torch.cuda.synchronize(index)
-    if torch.backends.mps.is_available():
+    if torch and torch.backends.mps.is_available():
         torch.mps.synchronize()
 
 
@@ -256,9 +239,10 @@ def machine_line(threads: int | None = None) -> str:
     torch, found = sys.modules.get("torch"), versions()
     threads = threads or (torch.get_num_threads() if torch else usable_cpus())
     cpu = ", ".join([platform.machine(), *(name for name, present in cpu_features().items() if present)])
-    accelerators = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch else []
-    accelerators += ["Apple MPS"] if torch and torch.backends.mps.is_available() else []
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch else []
+    gpus += ["Apple MPS"] if torch and torch.backends.mps.is_available() else []
     packages = [f"{name} {found[name]}" for name in ("torch", "transformers", "onnxruntime") if name in found]
-    hardware = f"{cpu_name()} ({cpu}) · {usable_cpus()} usable CPUs, {threads} threads"
-    memory = f"{memory_total() / 2**30:.1f} GiB RAM · {', '.join(accelerators) or 'no GPU'}"
-    return f"{hardware} · {memory} · {platform.system()}, Python {found['python']} · {', '.join(packages)}"
+    return (
+        f"{cpu_name()} ({cpu}) · {usable_cpus()} usable CPUs, {threads} threads · {memory_total() / 2**30:.1f} GiB RAM "
+        f"· {', '.join(gpus) or 'no GPU'} · {platform.system()}, Python {found['python']} · {', '.join(packages)}"
+    )

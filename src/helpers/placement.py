@@ -36,9 +36,9 @@ def resolve_device(spec: Any = None, *, counts: dict[str, int] | None = None) ->
     """The torch.device that `spec` asks for; an explicit request is met or refused, never replaced by the CPU.
 
     None and "auto" take the best device there is (cuda, then mps, then cpu). A whole number n means card n ("cuda:n")
-    and -1 the CPU, as in transformers' pipelines. `counts`, for example {"cuda": 2, "mps": 0}, is how many devices of
-    each type there are; torch is asked by default. Raises ValueError for what is no device name (the text lists the
-    accepted ones) and RuntimeError for a device that this process does not have (the text says how many it has).
+    and -1 the CPU, as in transformers' pipelines. `counts`, for example {"cuda": 2, "mps": 0}, pretends that there are
+    so many devices of each type. Raises ValueError for what is no device name (the text lists the accepted ones) and
+    RuntimeError for a device that this process does not have (the text says how many it has).
     """
     if counts is None:
         cuda = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -57,8 +57,7 @@ def resolve_device(spec: Any = None, *, counts: dict[str, int] | None = None) ->
         raise ValueError(f"{spec!r} is not the name of a device{hint}. Accepted: {ACCEPTED}.")
     if known[1]:
         return torch.device(known[1])
-    kind, index = known[2], int(known[3] or 0)
-    there = counts.get(kind, 0)
+    kind, index, there = known[2], int(known[3] or 0), counts.get(known[2], 0)
     if index < there:
         return torch.device(kind, index)
     if kind == "mps":
@@ -102,8 +101,8 @@ def _walk(name: str, value: Any, seen: set[int], depth: int = 0) -> Iterator[tup
         yield name, "plain attribute", value
     elif isinstance(value, nn.Module):
         modules = list(value.named_modules(prefix=name))
+        seen |= {id(module) for _, module in modules}
         for prefix, module in modules:
-            seen.add(id(module))
             for key, tensor in {**module._parameters, **module._buffers}.items():
                 if tensor is not None and (depth == 0 or id(tensor) not in seen):
                     seen.add(id(tensor))
@@ -166,16 +165,13 @@ def left_behind(model: nn.Module, device: Any) -> list[str]:
 
 def device_of(model: nn.Module) -> torch.device:
     """The one device that all parameters and buffers of `model` are on; RuntimeError if there are several or none."""
-    table = audit(model)
-    table = table[table["kind"] != "plain attribute"]
-    counts = table["device"].value_counts()
-    if len(counts) == 1:
-        return torch.device(counts.index[0])
-    first = [f"{name!r} is on {at}" for at, name in table.groupby("device")["name"].first().items()]
+    table = audit(model)[lambda rows: rows["kind"] != "plain attribute"].groupby("device")["name"]
+    if len(table) == 1:
+        return torch.device(next(iter(table.groups)))
+    first = [f"{name!r} is on {at}" for at, name in table.first().items()]
     way = "; ".join([*first, "move() brings them together"]) if first else "it computes wherever its inputs are"
-    raise RuntimeError(
-        f"a model's tensors should be on one device; of this one there are {counts.to_dict() or 'none'}: {way}"
-    )
+    counts = table.size().to_dict() or "none"
+    raise RuntimeError(f"a model's tensors should be on one device; of this one there are {counts}: {way}")
 
 
 def move(obj: Any, device: Any) -> Any:

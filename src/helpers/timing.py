@@ -5,6 +5,7 @@ rounds in alternating order, accelerators synchronised, and quiet between the ar
 on spinning for about 0.1 s after a call and make a PyTorch call that follows several times slower.
 """
 
+import contextlib
 import hashlib
 import html
 import inspect
@@ -52,16 +53,16 @@ class Comparison:
     extra: for each arm in a process of its own what its set-up returned as third value
     """
 
-    def __init__(self, replies: list[dict], arms: list[str], items: int | None, threads: int):
+    def __init__(self, replies: list[dict], items: int | None, threads: int):
         import pandas as pd
 
-        by_arm = {arm: [reply for reply in replies if arm in reply["seconds"]] for arm in arms}
-        self.seconds = {arm: np.array([reply["seconds"][arm] for reply in got]) for arm, got in by_arm.items()}
+        by_arm = {arm: [reply for reply in replies if reply["arm"] == arm] for arm in [r["arm"] for r in replies]}
+        self.seconds = {arm: np.array([reply["seconds"] for reply in got]) for arm, got in by_arm.items()}
         self.extra = {arm: got[-1].get("extra") for arm, got in by_arm.items()}
         self.machine = machine.machine_line(threads)
         if (others := max(reply["others"] for reply in replies)) + threads > psutil.cpu_count() + 0.25:
             self.machine += f" · other programs kept {others:.1f} CPUs busy meanwhile, so expect noise"
-        fastest = min(arms, key=lambda arm: np.median(self.seconds[arm]))
+        fastest = min(by_arm, key=lambda arm: np.median(self.seconds[arm]))
         rows = []
         for arm, got in by_arm.items():
             low, median, high = np.percentile(self.seconds[arm], [25, 50, 75])
@@ -69,7 +70,7 @@ class Comparison:
             row["times the fastest"] = self.ratio(arm, fastest).value
             row |= {"items/s": items / median} if items else {}
             row |= {"peak MB": max(r["peak_bytes"] for r in got) / 1e6} if "peak_bytes" in got[0] else {}
-            rows.append(row | {"calls": sum(reply["calls"][arm] for reply in got)})
+            rows.append(row | {"calls": sum(reply["calls"] for reply in got)})
         self.table = pd.DataFrame(rows)
 
     def ratio(self, slow: str, fast: str) -> Ratio:
@@ -79,16 +80,14 @@ class Comparison:
         (Conover, Practical Nonparametric Statistics, ch. 3), which assumes nothing about how times are distributed.
         Processes differ too: it is widened to hold the median ratio of every pass. Raises KeyError for an unknown arm.
         """
-        for arm in (slow, fast):
-            if arm not in self.seconds:
-                raise KeyError(f"no arm is called {arm!r}; the arms are {list(self.seconds)}")
-        ratios = self.seconds[slow] / self.seconds[fast]
-        ordered, n, k = np.sort(ratios, axis=None), ratios.size, 0
+        for arm in {slow, fast} - self.seconds.keys():
+            raise KeyError(f"no arm is called {arm!r}; the arms are {list(self.seconds)}")
+        ratios = np.log(self.seconds[slow] / self.seconds[fast])  # so that both directions give the same verdict
+        ordered, n, k, passes = np.sort(ratios, axis=None), ratios.size, 0, np.median(ratios, axis=1)
         while 2 * sum(math.comb(n, i) for i in range(k + 1)) <= LEVEL * 2**n:
             k += 1
-        passes = np.median(ratios, axis=1)
         low, high = min(ordered[k - 1], passes.min()), max(ordered[n - k], passes.max())
-        return Ratio(float(np.median(ratios)), float(low), float(high))
+        return Ratio(*np.exp([np.median(ratios), low, high]).tolist())
 
     def verdict(self, a: str, b: str) -> str:
         """One sentence: which of two arms took longer and how much, or that no difference was found."""
@@ -130,23 +129,20 @@ def _figures(value: float) -> str:
 
 def _digests(value, name: str = "") -> dict[str, str]:
     """A digest of every value inside `value`, by name; equal numbers of different types have equal digests."""
-    if not name:
-        value = value if isinstance(value, Mapping | list | tuple) else (value,)
-    elif value is None or isinstance(value, str | bytes):
-        return {name: repr(value)}
-    elif not isinstance(value, Mapping):
-        if hasattr(value, "detach"):  # a torch tensor, perhaps of a type that NumPy lacks (bfloat16)
-            value = value.detach().cpu()
-            value = value.double() if value.is_floating_point() else value
-        try:
+    if value is None or isinstance(value, str | bytes):
+        return {name or "0": repr(value)}
+    if name and not isinstance(value, Mapping):
+        value = value.tolist() if hasattr(value, "tolist") else value  # NumPy lacks some of torch's types (bfloat16)
+        array = np.zeros(0, object)
+        with contextlib.suppress(ValueError, TypeError, RuntimeError):  # a list of unequal things
             array = np.asarray(value)
-        except (ValueError, TypeError, RuntimeError):  # a list of unequal things
-            array = np.asarray(None)
         if array.dtype.kind in "biuf":
             array = array.astype("<f8" if array.dtype.kind == "f" else "<i8")
             return {name: f"{array.dtype} {array.shape} {hashlib.sha256(array.tobytes()).hexdigest()}"}
-        if not isinstance(value, list | tuple):
+    if not isinstance(value, Mapping | list | tuple):
+        if name:
             raise TypeError(f"input {name!r} is a {type(value).__name__}: give tensors, arrays, numbers or text")
+        value = (value,)
     found = {name: f"{len(value)} values"} if name else {}
     for key, part in value.items() if isinstance(value, Mapping) else enumerate(value):
         found |= _digests(part, f"{name}.{key}" if name else str(key))
@@ -179,9 +175,8 @@ def _wait_until_quiet() -> None:
 
 def _timed(fn: Callable, inputs, calls: int, sync: Callable[[], None]) -> float:
     """Seconds that `calls` calls take."""
-    named = isinstance(inputs, Mapping)  # a BatchEncoding is a mapping, too
-    kwargs = dict(inputs) if named else {}
-    args = () if named else inputs if isinstance(inputs, list | tuple) else (inputs,)
+    kwargs = dict(inputs) if isinstance(inputs, Mapping) else {}  # a BatchEncoding is a mapping, too
+    args = () if isinstance(inputs, Mapping) else inputs if isinstance(inputs, list | tuple) else (inputs,)
     sync()
     start = time.perf_counter()
     for _ in range(calls):
@@ -193,9 +188,11 @@ def _timed(fn: Callable, inputs, calls: int, sync: Callable[[], None]) -> float:
     return seconds
 
 
-def _measure(arms: Mapping, rounds: int, warmup: int, threads: int, sync: Callable[[], None]) -> dict:
-    """Times `{name: (fn, inputs)}` in this process. The answer can go through JSON."""
-    calls, seconds, before = {}, {name: [] for name in arms}, {name: _digests(arm[1]) for name, arm in arms.items()}
+def _measure(arms: Mapping, rounds: int, warmup: int, threads: int, sync: Callable[[], None]) -> list[dict]:
+    """Times `{name: (fn, inputs)}` in this process. The answer, for each arm one dict, can go through JSON."""
+    inputs = {name: _digests(arm[1]) for name, arm in arms.items()}
+    _require_equal(list(inputs.items()))
+    calls, seconds = dict.fromkeys(arms, 1), {name: [] for name in arms}
     for name, arm in arms.items():
         _set_threads(threads)
         try:
@@ -203,7 +200,6 @@ def _measure(arms: Mapping, rounds: int, warmup: int, threads: int, sync: Callab
         except Exception as error:
             error.add_note(f"This happened in arm {name!r}, while it warmed up.")
             raise
-        calls[name] = 1
         while (took := _timed(*arm, calls[name], sync)) < BLOCK_SECONDS:
             calls[name] = math.ceil(calls[name] * min(10, 1.2 * BLOCK_SECONDS / max(took, 1e-9)))
     start, others = time.perf_counter(), _others_seconds()
@@ -215,9 +211,11 @@ def _measure(arms: Mapping, rounds: int, warmup: int, threads: int, sync: Callab
                 _timed(*arms[name], 1, sync)
             seconds[name].append(_timed(*arms[name], calls[name], sync) / calls[name])
     others = (_others_seconds() - others) / (time.perf_counter() - start)
-    if changed := [name for name, arm in arms.items() if _digests(arm[1]) != before[name]]:
-        raise ValueError(f"the inputs of arm {changed[0]!r} changed on the way, so its calls did different work")
-    return {"seconds": seconds, "calls": {name: n * rounds for name, n in calls.items()}, "others": others}
+    for name, arm in arms.items():
+        if _digests(arm[1]) != inputs[name]:
+            raise ValueError(f"the inputs of arm {name!r} changed on the way, so its calls did different work")
+    replies = [{"arm": name, "inputs": inputs[name], "seconds": seconds[name], "others": others} for name in arms]
+    return [reply | {"calls": calls[reply["arm"]] * rounds} for reply in replies]
 
 
 def _others_seconds() -> float:
@@ -244,15 +242,15 @@ def compare(
         needs and returns `(fn, inputs)` or `(fn, inputs, extra)`, `extra` being anything that JSON can hold.
     rounds: timed blocks of each arm, at least 6; the order of the arms is reversed each round
     warmup: calls of each arm before anything is timed
-    threads: PyTorch's threads in all arms; by default as many as it uses now, or as there are usable CPUs. They are
-        restored afterwards. ONNX Runtime has threads of its own: give its session options the same number.
+    threads: PyTorch's in all arms, restored afterwards; by default as many as it uses now, or as there are usable CPUs.
+        ONNX Runtime has threads of its own: give its session options the same number.
     isolate: run each arm in a process of its own, one at a time, in `passes` turns that share the rounds: A B, B A
     items: sentences (or whatever else) that a call works through, to show items/s as well
     sync: waits for accelerators; called before the clock starts and before it stops (not used with `isolate`)
 
-    Raises ValueError for too few rounds, for arms with different inputs (naming arm and input) and for an arm that
-    changes its inputs, TypeError for inputs that cannot be compared and for what is no arm or returns before it has
-    worked (a generator), ArmError if an arm fails in its own process.
+    Raises ValueError for too few rounds and for arms that have different inputs or change theirs, TypeError for inputs
+    that cannot be compared, for what is no arm and for an arm that returns before it has worked (a generator), ArmError
+    if an arm fails in its own process.
     """
     counts = (rounds, warmup, passes, 1 if threads is None else threads)
     whole = all(isinstance(number, int) and number > 0 for number in counts)
@@ -264,23 +262,21 @@ def compare(
             raise TypeError(f"arm {name!r} has to be a pair (function, inputs), not {arm!r:.80}")
     torch = sys.modules.get("torch")
     before = torch.get_num_threads() if torch else None
-    threads = threads or before or machine.usable_cpus()
-    replies = []
+    settings = {"warmup": warmup, "threads": threads or before or machine.usable_cpus()}
     if isolate:
-        requests = {name: _request(name, arm) for name, arm in arms.items()}
-        settings = {"rounds": math.ceil(rounds / passes), "warmup": warmup, "threads": threads}
+        settings["rounds"], replies = math.ceil(rounds / passes), []
+        requests = [_request(name, arm) | settings for name, arm in arms.items()]
         for number in range(passes):
-            for name in reversed(requests) if number % 2 else requests:
-                replies.append(_run_child(name, requests[name] | settings))
+            for request in reversed(requests) if number % 2 else requests:
+                replies.append(_run_child(request))
                 _require_equal([(reply["arm"], reply["inputs"]) for reply in replies])
     else:
-        _require_equal([(name, _digests(inputs)) for name, (_, inputs) in arms.items()])
         try:
-            replies.append(_measure(arms, rounds, warmup, threads, sync))
+            replies = _measure(arms, rounds, sync=sync, **settings)
         finally:
             if torch:
                 torch.set_num_threads(before)
-    return Comparison(replies, list(arms), items, threads)
+    return Comparison(replies, items, settings["threads"])
 
 
 def _request(name: str, arm) -> dict:
@@ -297,7 +293,7 @@ def _request(name: str, arm) -> dict:
         raise ValueError(f"arm {name!r}: the source of its set-up cannot be read: give 'module:function'") from error
 
 
-def _run_child(name: str, request: dict) -> dict:
+def _run_child(request: dict) -> dict:
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(request["threads"]))
     paths = os.pathsep.join(str(Path(path).absolute()) for path in sys.path)
     command = [sys.executable, "-c", "from helpers.timing import _child; _child()"]
@@ -309,7 +305,7 @@ def _run_child(name: str, request: dict) -> dict:
     cause = f"exit status {child.returncode}" + (" (killed, often for want of memory)" * (child.returncode == -9))
     last = "\n".join(child.stderr.strip().splitlines()[-8:])
     hint = "\nA set-up runs in a new process: it has to import and build all it uses." if "NameError" in last else ""
-    raise ArmError(f"arm {name!r} failed in its own process, {cause}:\n{last}{hint}")
+    raise ArmError(f"arm {request['arm']!r} failed in its own process, {cause}:\n{last}{hint}")
 
 
 def _child() -> None:
@@ -317,19 +313,16 @@ def _child() -> None:
     answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what the arm prints must not get into the answer
     request = json.load(sys.stdin)
-    arm, setup = request["arm"], request["setup"]
-    if request["source"] is None:
-        setup = pkgutil.resolve_name(setup)
-    else:
-        scope = {"__name__": "__arm__"}
-        exec(compile(request["source"], f"<set-up of {arm}>", "exec"), scope)
-        setup = scope[setup]
-    made = setup(**request["kwargs"])
+    scope = {"__name__": "__arm__"}
+    if request["source"]:
+        exec(compile(request["source"], f"<set-up of {request['arm']}>", "exec"), scope)
+    make = scope[request["setup"]] if request["source"] else pkgutil.resolve_name(request["setup"])
+    made = make(**request["kwargs"])
     if not (isinstance(made, tuple | list) and len(made) in (2, 3) and callable(made[0])):
         raise TypeError(f"a set-up returns (fn, inputs) or (fn, inputs, extra), not {made!r:.80}")
     fn, inputs, extra = [*made, None][:3]
     settings = {name: request[name] for name in ("rounds", "warmup", "threads")}
-    reply = _measure({arm: (fn, inputs)}, sync=machine.synchronize, **settings)
-    reply |= {"arm": arm, "inputs": _digests(inputs), "extra": extra, "peak_bytes": machine.process_peak()}
+    (reply,) = _measure({request["arm"]: (fn, inputs)}, sync=machine.synchronize, **settings)
+    reply |= {"extra": extra, "peak_bytes": machine.process_peak()}
     with answer:
         json.dump(reply, answer)
