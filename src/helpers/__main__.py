@@ -1,4 +1,4 @@
-"""The command line, `python -m helpers lab | test | doctor | fetch | bench`; `python3 tutorial.py` hands over to it."""
+"""The command line, `python -m helpers lab | test | doctor | fetch | bench ...`; `tutorial.py` hands over to it."""
 
 import argparse
 import os
@@ -57,6 +57,19 @@ def fetch(names: list[str]) -> int:
     return 0
 
 
+def train_student(name: str) -> int:
+    """Train one of notebook 06's students anew; 0 if it is stored at the end."""
+    from . import assets, recipes
+
+    try:
+        record = recipes.train_student(name)
+    except (assets.AssetError, ValueError) as error:  # no MiniLM or no texts; no such name
+        print(error, file=sys.stderr)
+        return 1
+    print("\n".join(f"{key:24} {value}" for key, value in record.items()))
+    return 0
+
+
 def main(argv: list[str] | None = None) -> int:
     """Parse the command line and run the command; returns its exit status."""
     parser = argparse.ArgumentParser(prog="python -m helpers", description=__doc__)
@@ -70,6 +83,11 @@ def main(argv: list[str] | None = None) -> int:
     measure.add_argument("--quick", action="store_true", help="a smaller run of every part, to see that it works")
     measure.add_argument("--only", action="append", metavar="PART", help="run this part only (may be repeated)")
     measure.add_argument("--json", type=Path, metavar="FILE", help="write every number to this file")
+    reporter = commands.add_parser("gpu-report", help="measure what this machine's CUDA card does (under 8 minutes)")
+    reporter.add_argument("--json", type=Path, metavar="FILE", help="write it here, not into the package")
+    student = commands.add_parser("train-student", help="train a student of notebook 06 anew: 10 to 40 minutes")
+    student.add_argument("name", nargs="?", default="three-layers", help="which one; default: %(default)s")
+    commands.add_parser("train-teacher", help="train the sentiment adapter of this package anew: about 20 minutes")
     options, rest = parser.parse_known_args(argv)
     if options.command in ("lab", "test"):
         return {"lab": lab, "test": test}[options.command](rest)
@@ -77,17 +95,28 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if options.command == "fetch":
         return fetch(options.names)
+    if options.command == "train-teacher":
+        from . import recipes
+
+        print(recipes.train_teacher())
+        return 0
+    if options.command == "train-student":
+        return train_student(options.name)
     if options.command == "doctor":
         from . import doctor
 
         return doctor.main()
+    if options.json and (options.json.is_dir() or not options.json.resolve().parent.is_dir()):
+        parser.error(f"--json takes a file in a folder that is there, not {options.json.resolve()}")
+    if options.command == "gpu-report":
+        from . import gpu_report
+
+        return gpu_report.main(options.json or gpu_report.RECORDED)
     from . import bench
 
     unknown = set(options.only or []) - set(bench.PARTS)
     if unknown:
         parser.error(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(bench.PARTS)}")
-    if options.json and (options.json.is_dir() or not options.json.resolve().parent.is_dir()):
-        parser.error(f"--json takes a file in a folder that is there, not {options.json.resolve()}")
     return bench.main(options.quick, options.only, options.json)
 
 

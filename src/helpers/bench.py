@@ -7,6 +7,7 @@ shared machine mean little; what the tutorial states are ratios and peaks taken 
 import datetime
 import json
 import random
+import subprocess
 import sys
 import tempfile
 import time
@@ -43,12 +44,12 @@ def notebooks(quick: bool) -> Part:
     return Part(table, {name: round(float(value), 3) for name, value in worst.items()})
 
 
-def _drawn(rng: random.Random) -> tuple:
-    """One random training or inference, tiny to base: (config, batch, length, options of `predict_peak`)."""
+def _drawn(rng: random.Random, base: bool) -> tuple:
+    """One random training or inference, tiny or BERT-base: (config, batch, length, options of `predict_peak`)."""
     from transformers import BertConfig
 
     hidden = rng.choice([32, 64, 128, 192, 256, 384, 512, 768])
-    config = BertConfig(
+    drawn = BertConfig(
         hidden_size=hidden,
         num_hidden_layers=rng.randint(1, 12),
         num_attention_heads=max(1, hidden // rng.choice([32, 64])),
@@ -56,6 +57,7 @@ def _drawn(rng: random.Random) -> tuple:
         vocab_size=rng.choice([500, 5000, 30522]),
         attention_probs_dropout_prob=rng.choice([0.0, 0.1, 0.1]),
     )
+    config = BertConfig() if base else drawn
     options = {"padded": rng.random() < 0.7, "attention": rng.choice(["sdpa", "sdpa", "eager"])}
     options["mode"] = rng.choice(["inference", "training", "training", "training"])
     kind = rng.choice(["float32", "float32", "bfloat16", "mixed"])
@@ -71,34 +73,175 @@ def _drawn(rng: random.Random) -> tuple:
     return config, rng.randint(1, 16), rng.randint(4, 512), options
 
 
-def memory(quick: bool, seed: int = 0) -> Part:
-    """Predicted against measured CPU peaks of random configurations. The ratios are fractions: 0.01 is 1 %."""
-    from .memory import MIB, Step, measure_peak, predict_peak
+LARGE = """
+import json, sys, time
+from helpers import machine, memory
+from transformers import BertConfig
+large = BertConfig(hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096)
+start = time.perf_counter()
+peak = memory.predict_peak(large, 32, 512, **json.loads(sys.argv[1]))
+print(json.dumps([peak.total, time.perf_counter() - start, machine.process_peak()]))
+"""
 
-    rng, rows = random.Random(seed), []
-    while len(rows) < (6 if quick else 40):
-        config, batch, length, options = _drawn(rng)
+
+def memory(quick: bool, seed: int = 0) -> Part:
+    """Predicted against measured CPU peaks and largest batches, and what a prediction itself takes.
+
+    The errors are fractions: 0.01 is 1 %. BERT-large is predicted in processes of their own, whose whole memory counts.
+    """
+    from .memory import GIB, MIB, Step, largest_batch, measure_peak, predict_peak
+
+    def measured(config, batch, length, **options) -> int:
+        step = Step(config, batch, length, **options)
+        return measure_peak(step.run, step.model, step.optimizer, step.inputs).allocated
+
+    def described(config, length, options) -> str:
+        named = [f"{name}={value}" for name, value in options.items()]
+        return ", ".join([f"{config.num_hidden_layers} x {config.hidden_size}", f"{length} tokens", *named])
+
+    rng, rows, count = random.Random(seed), [], 6 if quick else 40
+    while len(rows) < count:
+        config, batch, length, options = _drawn(rng, base=not quick and len(rows) >= count - 5)
         # What would take too long or too much memory to run for real is left out before it is measured.
         if batch * length * config.num_hidden_layers * config.hidden_size**2 > (1e9 if quick else 8e9):
             continue
         start = time.perf_counter()
         predicted = predict_peak(config, batch, length, **options).total
         seconds = time.perf_counter() - start
-        if predicted > (400 if quick else 1000) * MIB:
+        if predicted > (400 if quick else 3000) * MIB:
             continue
-        step = Step(config, batch, length, **options)
-        measured = measure_peak(step.run, step.model, step.optimizer, step.inputs).allocated
-        what = f"{config.num_hidden_layers} x {config.hidden_size}, {batch} x {length}, " + ", ".join(
-            f"{name}={value}" for name, value in options.items()
-        )
-        rows.append((what, predicted / MIB, measured / MIB, abs(predicted / measured - 1), seconds))
-    columns = ["configuration", "predicted MiB", "measured MiB", "error", "seconds"]
-    table = pandas.DataFrame(rows, columns=columns).set_index("configuration")
-    errors = {"memory_error_median": table["error"].median(), "memory_error_worst": table["error"].max()}
-    return Part(table, {name: round(float(value), 6) for name, value in errors.items()})
+        found = measured(config, batch, length, **options)
+        row = {"configuration": described(config, length, options), "batch": batch, "seconds": seconds}
+        row |= {"predicted MiB": predicted / MIB, "measured MiB": found / MIB, "error": abs(predicted / found - 1)}
+        rows.append(row)
+    off_by = []
+    for options in ({}, {"mode": "inference"}, {"checkpointing": True, "lora": 4})[: 1 if quick else 3]:
+        config, _, length, _ = _drawn(rng, base=False)
+        config.hidden_size, config.num_attention_heads, config.num_hidden_layers = 128, 2, 4
+        budget = predict_peak(config, rng.randint(8, 24), length, **options).total * rng.uniform(1.0, 1.1)
+        best = true = largest_batch(config, length, budget / GIB, margin=0, **options)
+        while measured(config, true + 1, length, **options) <= budget:
+            true += 1
+        while true and measured(config, true, length, **options) > budget:
+            true -= 1
+        what = f"largest batch: {described(config, length, options)}, {budget / MIB:.0f} MiB"
+        rows.append({"configuration": what, "batch": best, "true batch": true})
+        off_by.append(abs(best - true))
+    for options in ({}, {"accumulate": 4}, {"lora": 8, "checkpointing": True, "device": "cuda"}):
+        command = [sys.executable, "-c", LARGE, json.dumps(options)]
+        predicted, seconds, taken = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+        what = ", ".join(["BERT-large", "512 tokens", *(f"{name}={value}" for name, value in options.items())])
+        row = {"configuration": what, "batch": 32, "seconds": seconds, "process GiB": taken / GIB}
+        rows.append(row | {"predicted MiB": predicted / MIB})
+    table = pandas.DataFrame(rows).set_index("configuration")
+    ratios = {
+        "memory_error_median": table["error"].median(),
+        "memory_error_worst": table["error"].max(),
+        "largest_batch_off_by": max(off_by),
+        "memory_prediction_seconds_worst": table["seconds"].max(),
+        "memory_prediction_gib_worst": table["process GiB"].max(),
+    }
+    return Part(table, {name: round(float(value), 6) for name, value in ratios.items()})
 
 
-PARTS: dict[str, Callable[[bool], Part]] = {"notebooks": notebooks, "memory": memory}
+def sentences_with(way: str, count: int):
+    """A set-up for `timing.compare`: SciBERT's architecture on scientific sentences with `embed`, or as pasted."""
+    import torch
+
+    from . import assets, embedding
+
+    model, tokenizer = assets.model("scibert"), assets.tokenizer("scibert")
+    texts = embedding.sentences()["text"].tolist()[:: 300 // count]
+
+    def pasted(texts):
+        rows = []
+        with torch.no_grad():
+            for text in texts:
+                inputs = tokenizer(text, padding="max_length", truncation=True, max_length=128, return_tensors="pt")
+                hidden = model(**inputs).last_hidden_state
+                rows.append(embedding.mean_pool(hidden, inputs["attention_mask"]))
+        return torch.cat(rows).numpy()
+
+    def embedded(texts):
+        return embedding.embed(texts, model, tokenizer).vectors
+
+    call = {"pasted": pasted, "embed": embedded}[way]
+    return call, {"texts": texts}, call(texts).tolist()
+
+
+def embedding(quick: bool) -> Part:
+    """`embed` against the pasted loop (padded to 128, one at a time), and the memory that 100,000 short texts take."""
+    import numpy
+    from transformers import BertConfig, BertModel
+
+    from . import assets, timing
+    from .embedding import stream
+
+    count = 10 if quick else 300
+    arms = {way: ("helpers.bench:sentences_with", {"way": way, "count": count}) for way in ("pasted", "embed")}
+    took = timing.compare(arms, rounds=6, warmup=1, threads=2, isolate=True, items=count)
+    difference = float(numpy.abs(numpy.subtract(*took.extra.values())).max())
+    if difference > 1e-4:
+        raise RuntimeError(f"embed and the pasted loop differ by {difference:.1e}")
+    config = BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64)
+    texts = (f"text number {number} of a corpus" for number in range(20_000 if quick else 100_000))
+    memory, done = [], 0
+    for chunk in stream(texts, BertModel(config), assets.tokenizer("minilm")):
+        done += len(chunk)
+        memory += [machine.process_memory()] if done >= 10_000 else []
+    growth = (memory[-1] - memory[0]) / 1e6
+    rows = took.table[["arm", "median ms", "items/s"]].to_dict("records")
+    rows.append({"arm": f"tiny model, 10,000 to {done:,} texts: {growth:+.1f} MB", "median ms": None, "items/s": None})
+    ratios = {"embed_over_pasted": took.ratio("pasted", "embed").value, "embed_difference": difference}
+    return Part(pandas.DataFrame(rows).set_index("arm"), ratios | {"embed_memory_growth_mb": growth})
+
+
+_LOADING = """
+import sys
+from helpers import checkpoints, machine
+import torch
+from transformers import BertConfig, BertModel
+config = BertConfig(vocab_size=int(sys.argv[3]), num_hidden_layers=int(sys.argv[4]))
+
+def pasted():
+    model = BertModel(config)
+    model.load_state_dict(torch.load(sys.argv[2], map_location="cpu"))
+    return model
+
+ways = {"pasted": pasted, "checkpoints.load": lambda: checkpoints.load(sys.argv[2], lambda: BertModel(config)).model}
+BertModel(BertConfig(num_hidden_layers=1, vocab_size=10))  # what is imported late belongs to the baseline
+before = machine.process_memory()
+weights = list(ways[sys.argv[1]]().state_dict().values())
+[float(weight.sum()) for weight in weights]  # else mapped weights would not be in memory yet
+print((machine.process_peak() - before) / sum(weight.nbytes for weight in weights))
+"""
+
+
+def checkpoints(quick: bool) -> Part:
+    """Peak memory of a fresh process that loads BERT-base from a file, above its baseline and in copies of the weights.
+
+    The weights are random, which memory does not notice. A quick run takes a model of a third of the size.
+    """
+    import torch
+    from transformers import BertConfig, BertModel
+
+    sizes, rows = (10_000, 4) if quick else (30_522, 12), {}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.pth"
+        torch.save(BertModel(BertConfig(vocab_size=sizes[0], num_hidden_layers=sizes[1])).state_dict(), path)
+        for way in ("pasted", "checkpoints.load"):
+            command = [sys.executable, "-c", _LOADING, way, str(path), *map(str, sizes)]
+            rows[way] = float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    table = pandas.DataFrame({"peak, in copies of the weights": rows}).rename_axis("loading")
+    return Part(table, {"checkpoint_peak_over_weights": round(rows["checkpoints.load"], 4)})
+
+
+PARTS: dict[str, Callable[[bool], Part]] = {
+    "notebooks": notebooks,
+    "memory": memory,
+    "checkpoints": checkpoints,
+    "embedding": embedding,
+}
 
 
 def main(quick: bool, only: list[str] | None, target: Path | None) -> int:

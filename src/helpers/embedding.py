@@ -1,0 +1,327 @@
+"""Embed texts with a BERT-family model: a few sentences, a table, or a corpus on several devices and hosts.
+
+Notebook 07 uses it. As a program it embeds a folder of shards, restartable, with the same result whatever N is:
+`accelerate launch --multi_gpu --num_processes N -m helpers.embedding SOURCE TARGET --model scibert`, on CPUs as well:
+without the option accelerate starts a single process there, whatever N is.
+"""
+
+import argparse
+import copy
+import datetime
+import hashlib
+import itertools
+import json
+import os
+import sys
+import weakref
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import NamedTuple
+
+from helpers import assets, batching, machine
+
+import numpy as np
+import pandas as pd
+import safetensors.numpy
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pad_sequence
+from tqdm import tqdm
+
+CHUNK = 2048  # texts that are tokenised and sorted together: memory grows with this and not with the corpus
+BF16_UNITS = ("avx512_bf16", "amx_bf16", "arm_bf16")
+_announced = weakref.WeakSet()
+
+
+def sentences() -> pd.DataFrame:
+    """300 sentences written for this tutorial (their results are invented): id, field (6), role (3), text."""
+    return pd.read_csv(Path(__file__).parent / "science.tsv", sep="\t", quoting=3)
+
+
+@dataclass
+class Report:
+    """What an embedding took. tokens: computed, [CLS] and [SEP] included; padding: positions computed for nothing;
+    cut_texts, cut_tokens: thrown away at the limit; windowed_texts: too long, and read in windows.
+    """
+
+    texts: int = 0
+    tokens: int = 0
+    padding: int = 0
+    cut_texts: int = 0
+    cut_tokens: int = 0
+    windowed_texts: int = 0
+    device: str = ""
+    dtype: str = ""
+
+    def __str__(self) -> str:
+        share = self.padding / max(self.tokens + self.padding, 1)
+        cut = f"{self.cut_tokens:,} tokens of {self.cut_texts:,} texts cut off, {self.windowed_texts:,} texts windowed"
+        return (
+            f"{self.texts:,} texts on {self.device} in {self.dtype}: {self.tokens:,} tokens, {share:.1%} padding; {cut}"
+        )
+
+
+class Embedded(NamedTuple):
+    """Vectors, float32 of shape (texts, width), in the order of the texts; and what they took."""
+
+    vectors: np.ndarray
+    report: Report
+
+
+def mean_pool(hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Mean over the real tokens, in float32. hidden: (texts, length, width); mask: (texts, length) of 0 and 1."""
+    weights = mask.to(hidden.device, torch.float32)
+    return (hidden.float() * weights[..., None]).sum(1) / weights.sum(1, keepdim=True)
+
+
+def choose_dtype(device: torch.device, precision: str = "auto") -> torch.dtype:
+    """The format to compute in, "float32", "bfloat16", "float16", or "auto": 16 bit where the device has such units."""
+    if precision in ("float32", "bfloat16", "float16"):
+        return getattr(torch, precision)
+    if precision != "auto":
+        raise ValueError(f'precision has to be "auto", "float32", "bfloat16" or "float16", not {precision!r}')
+    if device.type == "cuda":
+        major, _ = torch.cuda.get_device_capability(device)
+        return torch.bfloat16 if major >= 8 else torch.float16 if major == 7 else torch.float32
+    units = device.type == "cpu" and any(machine.cpu_features().get(unit) for unit in BF16_UNITS)
+    return torch.bfloat16 if units else torch.float32
+
+
+def _prepare(model: nn.Module, precision: str) -> tuple[nn.Module, torch.device]:
+    """The model without its head, as a copy where it has to be in another format; and the device it is on."""
+    body = model if hasattr(model, "_orig_mod") else getattr(model, "base_model", model)  # a compiled one as it is
+    kinds, device = {parameter.dtype for parameter in body.parameters()}, next(body.parameters()).device
+    if device.type == "meta":
+        raise ValueError("the model is on the device 'meta', which holds no numbers: load its weights first")
+    convert = precision != "auto" or kinds == {torch.float32}  # weights already in another format stay in it
+    dtype = choose_dtype(device, precision) if convert else next(iter(kinds))
+    if model not in _announced:
+        _announced.add(model)
+        best = machine.devices()[0]
+        idle = f", while {best} stands idle: model.to({best!r}) would use it" if device.type == "cpu" != best else ""
+        print(f"{type(model).__name__} embeds on {device} in {str(dtype)[6:]}{idle}")
+    return (copy.deepcopy(body).to(dtype) if convert and kinds != {dtype} else body), device
+
+
+def stream(
+    texts: Iterable[str], model: nn.Module, tokenizer, *, max_tokens: int | None = None, max_length: int | None = None,
+    long: str = "truncate", precision: str = "auto", report: Report | None = None,
+) -> Iterator[np.ndarray]:  # fmt: skip
+    """Embed any number of texts: yields float32 vectors (texts of a chunk, width) in order, with two chunks in memory.
+
+    A vector is the mean over a text's real tokens, [CLS] and [SEP] included. The model computes where it is, without
+    its head and its dropout, and is left as it was.
+    max_tokens: most tokens of a batch, with padding; by default 1,024 on the CPU, 32,768 elsewhere
+    max_length: most tokens of a text; by default the model's limit, 512 for BERT
+    long: "truncate" cuts longer texts off; "window" reads them in pieces of about equal length, and takes one mean
+    precision: see `choose_dtype`; report: is filled in on the way
+
+    Raises TypeError for what is no text, ValueError for wrong options and for the tokenizer of another model.
+    """
+    limit = min(getattr(model.config, "max_position_embeddings", 512), tokenizer.model_max_length)
+    if isinstance(texts, str):
+        raise TypeError("texts is one text: give a list, else every letter would be embedded by itself")
+    if long not in ("truncate", "window") or not 3 <= (max_length or limit) <= limit:
+        raise ValueError(f'long has to be "truncate" or "window", and max_length 3 to {limit} for this model')
+    if len(tokenizer) > model.config.vocab_size:
+        sizes = f"the tokenizer knows {len(tokenizer):,} tokens, the model {model.config.vocab_size:,}"
+        raise ValueError(f"{sizes}: load both under one name. A wrong pair seldom gives an error, only wrong vectors")
+    (body, device), report, texts, waiting = _prepare(model, precision), report or Report(), iter(texts), None
+    report.device, report.dtype = device.type, str(next(body.parameters()).dtype)[6:]
+    while chunk := list(itertools.islice(texts, CHUNK)):
+        pieces, owners = _pieces(chunk, tokenizer, max_length or limit, long, report)
+        budget = max_tokens or (1024 if device.type == "cpu" else 32768)
+        groups = batching.batches([len(piece) for piece in pieces], max_tokens=budget)
+        launched = _launch(pieces, groups, body, tokenizer.pad_token_id, device, report)
+        report.texts += len(chunk)
+        if waiting:  # fetched only now: a card computed it while this chunk was tokenised
+            yield _fetch(*waiting)
+        waiting = launched, groups, pieces, owners
+    if waiting:
+        yield _fetch(*waiting)
+
+
+def _pieces(chunk: list[str], tokenizer, limit: int, long: str, report: Report) -> tuple[list[list[int]], list[int]]:
+    """Token ids of a chunk's texts, none longer than `limit`, and for each piece the number of its text."""
+    for number, text in enumerate(chunk, report.texts):
+        if not isinstance(text, str):
+            raise TypeError(f"text {number} is no text but {text!r:.40}: fill in or leave out missing ones first")
+    quiet = {"return_attention_mask": False, "return_token_type_ids": False, "verbose": False}
+    pieces, owners = [], []
+    for owner, (start, *inner, end) in enumerate(tokenizer(chunk, **quiet)["input_ids"]):
+        size, count = limit - 2, len(inner)
+        if count > size and long == "window":
+            report.windowed_texts += 1
+            size = -(-count // -(-count // size))  # of about equal length: no window of two leftover tokens
+        elif count > size:
+            report.cut_texts, report.cut_tokens = report.cut_texts + 1, report.cut_tokens + count - size
+            count = size
+        for place in range(0, max(count, 1), size):
+            pieces.append([start, *inner[place : min(place + size, count)], end])
+            owners.append(owner)
+    return pieces, owners
+
+
+def _launch(pieces, groups, body, pad: int, device, report: Report) -> list[torch.Tensor]:
+    """Mean vectors of all pieces, batch by batch, on the device; a card may still be computing when this returns."""
+    pooled, training = [], [module for module in body.modules() if module.training]
+    body.eval()
+    try:
+        for group in groups:
+            rows = [torch.tensor(pieces[number]) for number in group]
+            lengths = torch.tensor([len(row) for row in rows])
+            ids = pad_sequence(rows, batch_first=True, padding_value=pad)
+            mask = (torch.arange(ids.shape[1]) < lengths[:, None]).long().to(device)
+            padding = ids.numel() - int(lengths.sum())
+            with torch.inference_mode():  # without a mask, a card may take its fastest attention kernel
+                output = body(input_ids=ids.to(device), attention_mask=mask if padding else None)
+                pooled.append(mean_pool(output.last_hidden_state, mask))
+            report.tokens, report.padding = report.tokens + ids.numel() - padding, report.padding + padding
+    finally:
+        for module in training:
+            module.training = True
+    return pooled
+
+
+def _fetch(pooled, groups, pieces, owners: list[int]) -> np.ndarray:
+    """A chunk's vectors on the CPU, one for each text in their order."""
+    vectors = torch.stack(batching.restore((rows.cpu() for rows in pooled), groups)).numpy()
+    if len(set(owners)) == len(owners):
+        return vectors
+    weights = np.array([[len(piece)] for piece in pieces], np.float32)
+    starts = np.flatnonzero(np.diff(owners, prepend=-1))
+    return np.add.reduceat(vectors * weights, starts) / np.add.reduceat(weights, starts)
+
+
+def embed(texts: Iterable[str], model: nn.Module, tokenizer, *, progress: bool = True, **options) -> Embedded:
+    """Embed texts and keep all vectors; options and errors are those of `stream`. A bar shows where people look."""
+    texts, report = texts if isinstance(texts, str) else list(texts), Report()
+    vectors = np.empty((len(texts), model.config.hidden_size), np.float32)
+    people = sys.stdout.isatty() or type(sys.stdout).__module__ == "ipykernel.iostream"
+    off = not (progress and people) or os.environ.get("HF_HUB_DISABLE_PROGRESS_BARS", "0") not in ("", "0")
+    with tqdm(total=len(texts), unit="text", leave=False, file=sys.stdout, disable=off) as bar:
+        done = 0
+        for chunk in stream(texts, model, tokenizer, report=report, **options):
+            vectors[done : (done := done + len(chunk))] = chunk
+            bar.update(len(chunk))
+    return Embedded(vectors, report)
+
+
+def check_casing(tokenizer) -> str:
+    """Says whether a vocabulary is "cased" or "uncased"; ValueError if its tokenizer treats it as the other.
+
+    That happens where a repository has no tokenizer settings: the default lower-cases everything.
+    """
+    capitals = [word for word in set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens) if word.lower() != word]
+    word = "Hello" if "Hello" in capitals else max(capitals, key=len, default="Hello")
+    if bool(capitals) != (tokenizer.tokenize(word) == tokenizer.tokenize(word.lower())):
+        return "cased" if capitals else "uncased"
+    fault = f"the vocabulary has {len(capitals):,} words with capitals, but {word!r} becomes {tokenizer.tokenize(word)}"
+    raise ValueError(f"{fault}: load the tokenizer with do_lower_case={not capitals}")
+
+
+def _shards(source, target) -> dict[Path, Path]:
+    """The files of texts in their order, and for each the file of its vectors, whether it is there or not."""
+    if paths := sorted(Path(source).glob("*.jsonl")):
+        return {path: Path(target) / f"{path.stem}.safetensors" for path in paths}
+    raise ValueError(
+        f'{source} holds no .jsonl files: write {{"text": "..."}} in each line, 1,000 lines or so in a file'
+    )
+
+
+def _read(path: Path) -> tuple[dict, np.ndarray] | None:
+    """What a file of vectors says about itself, and the vectors; None if it is missing or incomplete."""
+    try:
+        with safetensors.safe_open(path, "numpy") as file:
+            return json.loads(file.metadata()["embedding"]), file.get_tensor("vectors")
+    except (OSError, safetensors.SafetensorError, KeyError, TypeError):
+        return None
+
+
+def _finished(path: Path, job: dict) -> bool:
+    """Whether a shard is there, whole, and of this job."""
+    shard = _read(path)
+    if shard and (different := [name for name, value in job.items() if shard[0]["job"].get(name) != value]):
+        raise ValueError(f"{path} is of another job ({', '.join(different)}): choose another target, or delete it")
+    return shard is not None
+
+
+def embed_shards(source, target, model: nn.Module, tokenizer, *, threads: int = 1, **options) -> list[Path]:
+    """Embed every shard of a folder into a file of vectors; returns the files that this process made.
+
+    Under `accelerate launch` the processes of all hosts share the work, through folders that all of them reach. One
+    process computes a shard, with `threads` CPU threads whatever their number, and writes it whole or not at all: each
+    file has the same bytes for any number, and a restart does what is missing. ValueError if the target holds shards of
+    another model, text, version or hardware, or made with other options (those of `stream`).
+    """
+    from accelerate import PartialState
+    from accelerate.utils import broadcast_object_list
+
+    device = next(model.parameters()).device
+    state = PartialState(cpu=device.type == "cpu", timeout=datetime.timedelta(days=7))
+    torch.set_num_threads(threads)
+    Path(target).mkdir(parents=True, exist_ok=True)
+    weights = hashlib.sha256()
+    for tensor in model.state_dict().values():
+        weights.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    settings = json.loads(tokenizer.backend_tokenizer.to_str()) | {"truncation": None, "padding": None}
+    card = torch.cuda.get_device_name(device) if device.type == "cuda" else machine.cpu_name()
+    job = {"model": weights.hexdigest(), "tokenizer": hashlib.sha256(json.dumps(settings).encode()).hexdigest()}
+    job |= {"options": options, "threads": threads, "torch": torch.__version__, "hardware": card}
+    shards = _shards(source, target)
+    jobs = {path: job | {"texts": hashlib.sha256(path.read_bytes()).hexdigest()} for path in shards}
+    # One process looks what is there: each by itself would see the others' new shards and divide another list.
+    plan = [[p for p, target in shards.items() if not _finished(target, jobs[p])]] if state.is_main_process else [[]]
+    todo = broadcast_object_list(plan)[0]
+    mine = todo[state.process_index :: state.num_processes]
+    for path in mine:
+        lines = path.read_text(encoding="utf-8").split("\n")  # not splitlines(): a text may hold other line breaks
+        texts = [json.loads(line)["text"] for line in lines if line.strip()]
+        done = embed(texts, model, tokenizer, progress=False, **options)
+        about = json.dumps({"job": jobs[path], "report": asdict(done.report)})
+        partial = shards[path].with_suffix(".partial")  # renamed when it is whole: a kill leaves no half shard
+        partial.write_bytes(safetensors.numpy.save({"vectors": done.vectors}, {"embedding": about}))
+        partial.replace(shards[path])
+    state.wait_for_everyone()
+    return [shards[path] for path in mine]
+
+
+def collect(source, target) -> Embedded:
+    """All vectors of a finished job, in the order of its shards; ValueError if shards are missing."""
+    found = {path.name: _read(path) for path in _shards(source, target).values()}
+    if missing := [name for name, shard in found.items() if shard is None]:
+        raise ValueError(f"{len(missing)} of {len(found)} shards are missing, first {missing[0]}: start the job again")
+    reports = pd.DataFrame([about["report"] for about, _ in found.values()])
+    total = {f.name: reports[f.name][0] if f.type is str else int(reports[f.name].sum()) for f in fields(Report)}
+    return Embedded(np.concatenate([vectors for _, vectors in found.values()]), Report(**total))
+
+
+def main(argv: list[str] | None = None) -> int:
+    """`python -m helpers.embedding`, alone or under `accelerate launch`; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m helpers.embedding", description=__doc__)
+    parser.add_argument("source", help="folder of *.jsonl files with a {'text': ...} in every line")
+    parser.add_argument("target", help="folder for the vectors, which all processes reach")
+    parser.add_argument("--model", default="scibert", help="a name from the catalogue, or a folder (default: scibert)")
+    parser.add_argument("--long", default="truncate", choices=["truncate", "window"], help="texts beyond the limit")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads of each process (default: 1)")
+    given = parser.parse_args(argv)
+    from accelerate import PartialState
+    from transformers import AutoModel, AutoTokenizer
+
+    state = PartialState(cpu=not torch.cuda.is_available(), timeout=datetime.timedelta(days=7))
+    load = assets.model, assets.tokenizer
+    if given.model not in assets.CATALOGUE:
+        load = AutoModel.from_pretrained, AutoTokenizer.from_pretrained
+    model, tokenizer = (one(given.model) for one in load)
+    model = model.to(state.device, torch.float32)
+    made = embed_shards(given.source, given.target, model, tokenizer, threads=given.threads, long=given.long)
+    print(f"process {state.process_index} of {state.num_processes} made {len(made)} shards", flush=True)
+    if state.is_main_process:
+        print(collect(given.source, given.target).report)
+    state.destroy_process_group()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

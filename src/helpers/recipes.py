@@ -1,0 +1,169 @@
+"""Trainings that take minutes: they make what the notebooks load. Commands of `python -m helpers`.
+
+`train-teacher` makes the sentiment adapter that is part of this package, `train-student` the students cut from it.
+"""
+
+import datetime
+import json
+import random
+import time
+from pathlib import Path
+
+from . import assets, distillation, machine, scores, sentiment
+
+# Mean ratings by 20 people (-4 to 4) say how sure they were: 0.5 becomes P(positive) = 0.65, 3 becomes 0.97.
+RATING_SCALE = 1.2
+
+_CARD = """\
+---
+base_model: {hub_id}
+library_name: peft
+license: mit
+language: en
+---
+# Sentiment of movie-review snippets: a LoRA adapter for MiniLM-L6
+
+- **Use:** the working example of *BERT on any device*; two labels, negative and positive. It has seen one-sentence
+  English movie reviews only, and judges other texts accordingly.
+- **Base:** {hub_id} at revision
+  {revision}, with a new head for two labels.
+- **Data:** {n:,} training snippets (ids not divisible by 5) of {source}, SHA-256
+  {digest}.
+  Soft targets: P(positive) = sigmoid({scale} x mean rating by 20 people).
+- **Training:** `{command}`, seed {seed}: LoRA of rank {rank} on all linear layers and the head, {epochs} epochs,
+  learning rate {lr}, batches of 32. The settings were fixed beforehand, and the test set was read once, at the end.
+- **Result:** accuracy on the test snippets {accuracy}.
+- **Made on:** {machine}, {date}.
+"""
+
+
+def rating_targets(ratings):
+    """Soft targets of shape (texts, 2), negative first, from mean ratings: P(positive) = sigmoid(1.2 x rating)."""
+    import torch
+
+    positive = torch.sigmoid(RATING_SCALE * torch.tensor(list(ratings), dtype=torch.float32))
+    return torch.stack([1 - positive, positive], dim=1)
+
+
+def train_teacher(
+    folder: Path = sentiment.ADAPTER, seed: int = 0, epochs: int = 4, quiet: bool = False
+) -> scores.Accuracy:
+    """Train the sentiment adapter and store it in float16 with its model card; returns its accuracy on the test set.
+
+    About 20 minutes on two cores. Raises AssetError if MiniLM or the texts cannot be had.
+    """
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from torch.nn import functional
+
+    rows, test = sentiment.sentences("train"), sentiment.sentences("test")
+    torch.manual_seed(seed)
+    rank, lr = 32, 1e-3
+    lora = {"r": rank, "lora_alpha": rank, "target_modules": "all-linear"}
+    model = get_peft_model(sentiment.untrained(), LoraConfig(**lora, modules_to_save=["classifier"]))
+    targets = rating_targets(rows["rating"])
+    distillation.train(
+        model,
+        assets.tokenizer("minilm"),
+        rows["text"],
+        lambda logits, picked: functional.cross_entropy(logits, targets[picked]),
+        epochs=epochs,
+        lr=lr,
+        seed=seed,
+        quiet=quiet,
+    )
+    minilm = assets.CATALOGUE["minilm"]
+    model.peft_config["default"].base_model_name_or_path = minilm.hub_id  # not the folder on this machine
+    model.peft_config["default"].revision = minilm.revision
+    model.half().save_pretrained(folder, save_embedding_layers=False)
+    logits = sentiment.logits(sentiment.teacher(folder), test["text"])
+    accuracy = scores.accuracy(test["label"], logits.argmax(dim=1))
+    origin = assets.provenance(assets.reviews())
+    card = _CARD.format(
+        hub_id=minilm.hub_id,
+        revision=minilm.revision,
+        n=len(rows),
+        source=origin.source,
+        digest=origin.digest,
+        scale=RATING_SCALE,
+        command="python -m helpers train-teacher",
+        seed=seed,
+        rank=rank,
+        epochs=epochs,
+        lr=lr,
+        accuracy=accuracy,
+        machine=machine.machine_line(),
+        date=datetime.date.today().isoformat(),
+    )
+    (folder / "README.md").write_text(card, encoding="utf-8")
+    return accuracy
+
+
+def transfer_texts(spans: int = 3):
+    """What students learn from: id, text, label (-100 for none).
+
+    The training snippets; texts that nobody labelled; and, unlabelled as well, random spans of 2 to 12 words of each
+    snippet, the same each time: what single phrases are worth (after Tang et al., arXiv:1903.12136, n-gram sampling).
+    """
+    import pandas as pd
+
+    rows, more = sentiment.sentences("train").assign(source="reviews"), assets.unlabelled()
+    table = pd.concat([rows, more.assign(label=distillation.UNLABELLED)], ignore_index=True)
+    table["id"] = table["source"] + "/" + table["id"].astype(str)
+    rng, cut = random.Random(0), []
+    for snippet in table[: len(rows)].itertuples():
+        words = snippet.text.split()
+        for number in range(spans):
+            size = min(len(words), rng.randint(2, 12))
+            start = rng.randint(0, len(words) - size)
+            cut.append((f"{snippet.id}/{number}", " ".join(words[start : start + size]), distillation.UNLABELLED))
+    cut = pd.DataFrame(cut, columns=["id", "text", "label"]).drop_duplicates("text")
+    return pd.concat([table[["id", "text", "label"]], cut], ignore_index=True)
+
+
+def train_student(name: str, folder: Path = sentiment.STUDENTS, examples=None, quiet: bool | None = None) -> dict:
+    """Distil one of `sentiment.PLANS` and store it in float16 as ``folder``/``name``; returns its record, stored too.
+
+    The teacher's layers stay as they are; LoRA on all linear layers and on the word vectors, and the head, learn to
+    give the teacher's logits for ``examples`` (default: :func:`transfer_texts`). The state of every epoch is kept
+    beside the downloaded models, so an interrupted training goes on where it was. Raises ValueError for a name
+    without a plan and AssetError if MiniLM or the texts cannot be had.
+    """
+    import torch
+    from peft import LoraConfig, get_peft_model
+
+    if name not in sentiment.PLANS:
+        raise ValueError(f"there is no student {name!r}; there are {', '.join(sentiment.PLANS)}")
+    plan, test, start = sentiment.PLANS[name], sentiment.sentences("test"), time.perf_counter()
+    examples = transfer_texts() if examples is None else examples
+    checkpoint = assets.root() / "students" / f"{name}.pt"
+    checkpoint.parent.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(0)
+    lora = LoraConfig(
+        r=plan["rank"],
+        lora_alpha=2 * plan["rank"],
+        rank_pattern={"word_embeddings": plan["word_rank"]},
+        alpha_pattern={"word_embeddings": 2 * plan["word_rank"]},
+        target_modules=["query", "key", "value", "dense", "word_embeddings"],
+        modules_to_save=["classifier"],
+    )
+    model = get_peft_model(sentiment.unfinished_student(name), lora)
+    options = {"hard": plan["hard"], "epochs": plan["epochs"], "lr": plan["lr"], "quiet": quiet}
+    kept = {"file": folder / sentiment.TEACHER_LOGITS.name, "checkpoint": checkpoint}
+    distillation.distill(model, sentiment.teacher(), assets.tokenizer("minilm"), examples, **options, **kept)
+    minilm, settings = assets.CATALOGUE["minilm"], model.peft_config["default"]
+    settings.base_model_name_or_path, settings.revision = minilm.hub_id, minilm.revision  # no folder of this machine
+    model.half().save_pretrained(folder / name, save_embedding_layers=False)
+    (folder / name / "README.md").unlink()  # peft's, with blanks to fill in
+    answers = sentiment.logits(sentiment.student(name, folder), test["text"]).argmax(dim=1)
+    record = plan | {
+        "texts": len(examples),
+        "accuracy": str(scores.accuracy(test["label"], answers)),
+        "minutes of the last run": round((time.perf_counter() - start) / 60, 1),
+        "command": f"python -m helpers train-student {name}",
+        "machine": machine.machine_line(),
+        "date": datetime.date.today().isoformat(),
+    }
+    (folder / name / "record.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    checkpoint.unlink()
+    return record

@@ -1,0 +1,92 @@
+"""The tutorial's working example: a MiniLM classifier of movie-review snippets, with this project's own adapter.
+
+Used by notebooks 04 to 06 and 08. The adapter (LoRA and a classification head, in `sentiment_adapter/` with its model
+card) was trained by `python -m helpers train-teacher` and is merged into MiniLM's weights when the model is loaded.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from . import assets
+
+ADAPTER = Path(__file__).parent / "sentiment_adapter"
+LABELS = {0: "negative", 1: "positive"}
+STUDENTS = Path(__file__).parent / "students"
+TEACHER_LOGITS = STUDENTS / "teacher_logits.safetensors"  # for all texts that students learn from
+# The students of `python -m helpers train-student`: the teacher's layers they keep, and how they are trained.
+_TRAINING = {"rank": 16, "word_rank": 8, "hard": 0.1, "lr": 1e-3}
+PLANS = {
+    "three-layers": {"layers": (0, 2, 5), "intermediate_size": 768, "epochs": 3, **_TRAINING},
+    "one-layer": {"layers": (0,), "intermediate_size": 1536, "epochs": 4, **_TRAINING},
+}
+
+
+def sentences(split: str):
+    """The snippets of one split ("train": 8,060 rows, "test": 2,012) as a table: id, text, rating, label.
+
+    Raises ValueError for another split and AssetError if the texts cannot be had.
+    """
+    if split not in ("train", "test"):
+        raise ValueError(f'there is no split {split!r}: take "train" or "test"')
+    table = assets.reviews()
+    return table[table["split"] == split].drop(columns="split").reset_index(drop=True)
+
+
+def untrained():
+    """MiniLM with a new, random head for two labels (the same each time): what the teacher's training began with."""
+    from transformers import AutoModelForSequenceClassification
+
+    label2id = {label: number for number, label in LABELS.items()}
+    return assets.model("minilm", AutoModelForSequenceClassification, id2label=LABELS, label2id=label2id)
+
+
+def teacher(adapter: Path = ADAPTER):
+    """The fine-tuned classifier: a plain float32 BertForSequenceClassification on the CPU, in eval mode.
+
+    Logits have shape (texts, 2), negative first. It carries `.provenance`. Raises AssetError if MiniLM cannot be had.
+    """
+    from peft import PeftModel
+
+    base = untrained()
+    origin = base.provenance
+    digest = hashlib.sha256((adapter / "adapter_model.safetensors").read_bytes()).hexdigest()
+    merged = PeftModel.from_pretrained(base, adapter).merge_and_unload().eval()
+    merged.requires_grad_(True)  # as any loaded model; peft had frozen the body
+    merged.provenance = replace(origin, note=f"merged with this project's sentiment adapter, SHA-256 {digest[:8]}…")
+    return merged
+
+
+def unfinished_student(name: str):
+    """What a student is trained from: layers of the teacher, the last one computed for the first token only."""
+    from . import distillation
+
+    plan, whole = PLANS[name], teacher()
+    model, _ = distillation.make_student(whole, plan["layers"], intermediate_size=plan["intermediate_size"])
+    model.provenance = whole.provenance
+    return distillation.read_first_token(model)
+
+
+def student(name: str, folder: Path = STUDENTS):
+    """A student as `python -m helpers train-student` left it: a classifier like :func:`teacher`, with `.provenance`.
+
+    Raises KeyError for a name that `PLANS` lacks and AssetError if MiniLM cannot be had.
+    """
+    from peft import PeftModel
+
+    base = unfinished_student(name)
+    model = PeftModel.from_pretrained(base, folder / name).merge_and_unload().eval()
+    model.requires_grad_(True)
+    model.provenance = replace(base.provenance, note=f"{base.provenance.note}; the student {name!r} of its layers")
+    return model
+
+
+def logits(model, texts: Sequence[str], max_tokens: int = 1024):
+    """A classifier's logits, float32 of shape (texts, labels), in the given order.
+
+    Texts are sorted by length into batches of at most ``max_tokens`` tokens with padding, and cut at 128 tokens.
+    """
+    from . import distillation
+
+    return distillation.predict(model, assets.tokenizer("minilm"), texts, max_tokens)

@@ -1,0 +1,466 @@
+"""helpers.distillation: the loss is its formula, students are true copies, teachers stay as they are, runs resume."""
+
+import copy
+import math
+
+from helpers import distillation
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch.nn import functional
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    BertTokenizerFast,
+    DistilBertConfig,
+    DistilBertForSequenceClassification,
+)
+
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+WORDS = [*SPECIAL, *"abcdefghijklmnopqrstuvwxyz", "good", "bad", "film", "plot", "cafe"]
+LOSS = distillation.distillation_loss
+
+
+def config(**changes):
+    sizes = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 64}
+    names = {"id2label": {0: "negative", 1: "positive"}, "label2id": {"negative": 0, "positive": 1}}
+    return BertConfig(vocab_size=len(WORDS), max_position_embeddings=64, **sizes | names | changes)
+
+
+def classifier(**changes):
+    torch.manual_seed(0)
+    model = BertForSequenceClassification(config(**changes)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))  # no weight is 0 or 1, so no mix-up goes unseen
+        model.classifier.weight.mul_(10)
+    return model
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    file = tmp_path_factory.mktemp("words") / "vocab.txt"
+    file.write_text("\n".join(WORDS), encoding="utf-8")
+    return BertTokenizerFast.from_pretrained(file.parent)
+
+
+@pytest.fixture
+def examples():
+    texts = [f"{word} {other} film" for word in "abcdefgh" for other in ("good", "bad good plot", "bad")]
+    return pd.DataFrame({"id": range(100, 100 + len(texts)), "text": texts, "label": [0, 1, 0] * 8})
+
+
+def softmax(rows, temperature):
+    powers = np.exp(rows / temperature)
+    return powers / powers.sum(axis=-1, keepdims=True)
+
+
+def by_hand(student, teacher, temperature):
+    """T² times the sum over classes of p log(p / q), for each row."""
+    p, q = softmax(teacher, temperature), softmax(student, temperature)
+    return temperature**2 * (p * np.log(p / q)).sum(axis=-1)
+
+
+def some_logits(*shape):
+    torch.manual_seed(len(shape))
+    return 3 * torch.randn(shape, dtype=torch.float64), 3 * torch.randn(shape, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0, 8.0])
+@pytest.mark.parametrize("shape", [(4, 3), (1, 2), (32, 2), (5, 11)])
+def test_case_70_the_loss_of_texts_is_the_formula(shape, temperature):
+    student, teacher = some_logits(*shape)
+    expected = by_hand(student.numpy(), teacher.numpy(), temperature).sum() / shape[0]
+    assert float(LOSS(student, teacher, temperature=temperature)) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(4, 2, 5), (3, 7, 4)])
+def test_case_70_the_loss_of_tokens_is_divided_by_real_tokens(shape):
+    student, teacher = some_logits(*shape)
+    mask = torch.ones(shape[:2], dtype=torch.long)
+    mask[0, 1:], mask[1, -1] = 0, 0
+    rows = by_hand(student.numpy(), teacher.numpy(), 2.0)
+    expected = (rows * mask.numpy()).sum() / mask.sum().item()
+    loss = LOSS(student, teacher, temperature=2.0, mask=mask)
+    assert float(loss) == pytest.approx(expected, rel=1e-5)
+    longer = [functional.pad(logits, (0, 0, 0, 3), value=50.0) for logits in (student, teacher)]
+    assert torch.equal(LOSS(*longer, temperature=2.0, mask=functional.pad(mask, (0, 3))), loss)
+
+
+def test_the_hard_part_is_mixed_in_and_unlabelled_rows_have_none():
+    student, teacher = some_logits(4, 3)
+    labels = torch.tensor([2, 0, -100, 1])
+    soft = by_hand(student.numpy(), teacher.numpy(), 2.0).mean()
+    known = [0, 1, 3]
+    own = -np.log(softmax(student.numpy(), 1)[known, labels[known]]).mean()
+    mixed = LOSS(student, teacher, labels, temperature=2.0, hard=0.3)
+    assert float(mixed) == pytest.approx(0.7 * soft + 0.3 * own, rel=1e-5)
+    assert float(LOSS(student, teacher, labels, hard=1.0)) == pytest.approx(own, rel=1e-5)
+    none = LOSS(student, teacher, torch.full((4,), -100), temperature=2.0, hard=0.3)
+    assert float(none) == pytest.approx(0.7 * soft, rel=1e-5)
+
+
+def test_the_hard_part_of_tokens_leaves_padding_out():
+    student, teacher = some_logits(2, 3, 4)
+    labels, mask = torch.tensor([[0, 1, 2], [3, 0, 0]]), torch.tensor([[1, 1, 1], [1, 0, 0]])
+    own = functional.cross_entropy(student[mask.bool()], labels[mask.bool()])
+    assert float(LOSS(student, teacher, labels, hard=1.0, mask=mask)) == pytest.approx(float(own), rel=1e-5)
+
+
+def gradient(student, teacher, **options):
+    leaf = student.clone().requires_grad_(True)
+    LOSS(leaf, teacher, **options).backward()
+    return leaf.grad
+
+
+def test_case_71_the_gradient_stays_comparable_with_the_factor_and_dies_without():
+    student, teacher = some_logits(16, 2)
+    norms = {t: float(gradient(student, teacher, temperature=t).norm()) for t in (1.0, 2.0, 8.0)}
+    assert max(norms.values()) / min(norms.values()) < 4
+    assert norms[8.0] / 64 < 0.1 * norms[1.0]  # what it would be without T²
+
+
+def test_very_high_temperatures_are_half_the_squared_difference():
+    student, teacher = some_logits(8, 3)
+    limit = LOSS(student, teacher, temperature=math.inf)
+    apart = (student - teacher).numpy()
+    apart = apart - apart.mean(axis=-1, keepdims=True)
+    assert float(limit) == pytest.approx((apart**2).mean() / 2, rel=1e-5)
+    assert float(limit) == pytest.approx(by_hand(student.numpy(), teacher.numpy(), 5000.0).mean(), rel=1e-3)
+
+
+@pytest.mark.parametrize("temperature", [0.1, 1.0, 4.0, math.inf])
+def test_a_student_equal_to_its_teacher_has_no_loss_and_no_gradient(temperature):
+    logits = some_logits(6, 3)[0].float()
+    assert LOSS(logits, logits.clone(), temperature=temperature) == 0
+    assert gradient(logits, logits.clone(), temperature=temperature).abs().max() < 1e-6
+
+
+def test_case_73_the_teacher_gets_no_gradient_from_the_loss():
+    student, teacher = (logits.requires_grad_(True) for logits in some_logits(4, 2))
+    LOSS(student, teacher, temperature=2.0).backward()
+    assert teacher.grad is None
+    assert student.grad.abs().sum() > 0
+
+
+def test_half_precision_logits_give_a_finite_loss():
+    student, teacher = ((20 * logits).half() for logits in some_logits(4, 2))
+    assert LOSS(student, teacher, temperature=0.5).isfinite()
+
+
+@pytest.mark.parametrize(
+    ("shapes", "options", "words"),
+    [
+        (((4, 2), (4, 3)), {}, "not two"),
+        (((2,), (2,)), {}, "not two"),
+        (((4, 2), (4, 2)), {"temperature": 0.0}, "above 0"),
+        (((4, 2), (4, 2)), {"temperature": math.nan}, "above 0"),
+        (((4, 2), (4, 2)), {"hard": 1.5}, "between 0 and 1"),
+        (((4, 2), (4, 2)), {"hard": 0.5}, "goes with labels"),
+        (((4, 2), (4, 2)), {"hard": 0.5, "labels": torch.zeros(3, dtype=torch.long)}, "goes with labels"),
+        (((4, 2, 5), (4, 2, 5)), {}, "attention mask"),
+        (((4, 2), (4, 2)), {"mask": torch.ones(4)}, "attention mask"),
+        (((4, 2, 5), (4, 2, 5)), {"mask": torch.ones(4, 3)}, "attention mask"),
+        (((4, 2, 5), (4, 2, 5)), {"mask": torch.zeros(4, 2)}, "nothing to average"),
+        (((0, 2), (0, 2)), {}, "nothing to average"),
+    ],
+)
+def test_what_does_not_belong_together_is_refused(shapes, options, words):
+    with pytest.raises(ValueError, match=words):
+        LOSS(*map(torch.zeros, shapes), **options)
+
+
+@pytest.mark.parametrize("layers", [[0, 3], [3, 0], [2], [1, 1], (0, 1, 2, 3), range(2)])
+def test_a_student_holds_true_copies_of_the_layers_it_was_given(layers):
+    teacher = classifier()
+    model, copied = distillation.make_student(teacher, layers)
+    old, new = teacher.state_dict(), model.state_dict()
+    assert copied.keys() == new.keys()
+    assert model.config.num_hidden_layers == len(layers) == len(model.bert.encoder.layer)
+    for name, source in copied.items():
+        assert torch.equal(new[name], old[source])
+        assert new[name].data_ptr() != old[source].data_ptr()
+    for place, layer in enumerate(layers):
+        name = f"bert.encoder.layer.{place}.output.dense.weight"
+        assert copied[name] == f"bert.encoder.layer.{layer}.output.dense.weight"
+    assert teacher.config.num_hidden_layers == 4
+    assert not model.training
+
+
+def test_all_layers_make_the_teacher_again_and_training_a_student_leaves_it_alone():
+    teacher = classifier()
+    model, _ = distillation.make_student(teacher, range(4))
+    ids = torch.arange(5, 25).reshape(2, 10)
+    with torch.no_grad():
+        assert torch.equal(model(ids).logits, teacher(ids).logits)
+        before = teacher(ids).logits
+        for parameter in model.parameters():
+            parameter.zero_()
+        assert torch.equal(teacher(ids).logits, before)
+
+
+def test_narrower_layers_keep_the_strongest_neurons():
+    teacher = classifier()
+    with torch.no_grad():  # all but ten neurons of layer 3 do nothing
+        teacher.bert.encoder.layer[3].output.dense.weight[:, 10:] = 0
+    model, copied = distillation.make_student(teacher, [3], intermediate_size=10)
+    whole, _ = distillation.make_student(teacher, [3])
+    ids = torch.arange(5, 25).reshape(2, 10)
+    with torch.no_grad():
+        assert torch.allclose(model(ids).logits, whole(ids).logits, atol=1e-5)
+    kept = model.bert.encoder.layer[0].intermediate.dense.weight
+    assert torch.equal(kept, teacher.bert.encoder.layer[3].intermediate.dense.weight[:10])
+    assert "bert.encoder.layer.0.intermediate.dense.weight" in copied
+
+
+def test_from_scratch_nothing_is_copied_and_any_size_may_change():
+    torch.manual_seed(5)
+    drawn = torch.get_rng_state()
+    one, copied = distillation.make_student(classifier(), None, hidden_size=16, num_hidden_layers=1)
+    two, _ = distillation.make_student(classifier(), None, hidden_size=16, num_hidden_layers=1)
+    assert copied == {}
+    assert one.config.hidden_size == 16
+    assert one.config.id2label == {0: "negative", 1: "positive"}
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
+    torch.manual_seed(5)
+    assert torch.equal(torch.get_rng_state(), drawn)
+
+
+@pytest.mark.parametrize(
+    ("layers", "changes", "words"),
+    [
+        ([4], {}, "0 to 3"),
+        ([-1], {}, "0 to 3"),
+        ([], {}, "one or more"),
+        ([0], {"hidden_size": 16}, "layers=None"),
+        ([0], {"intermediate_size": 65}, "layers=None"),
+        ([0], {"num_hidden_layers": 2}, "layers=None"),
+    ],
+)
+def test_a_student_that_cannot_be_cut_is_refused(layers, changes, words):
+    with pytest.raises(ValueError, match=words):
+        distillation.make_student(classifier(), layers, **changes)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("depth", [1, 4])
+def test_reading_the_first_token_only_changes_no_logit(tokenizer, depth, attention):
+    whole = classifier(num_hidden_layers=depth)
+    whole.set_attn_implementation(attention)
+    less = distillation.read_first_token(copy.deepcopy(whole))
+    assert less.state_dict().keys() == whole.state_dict().keys()
+    batch = tokenizer(["good film", "a b c d e f bad plot"], padding=True, return_tensors="pt")
+    with torch.no_grad():
+        assert torch.allclose(less(**batch).logits, whole(**batch).logits, atol=1e-6)
+    assert less.bert(**batch).last_hidden_state.shape[1] == 1
+    for model in (whole, less):
+        model(**batch).logits.sum().backward()
+    pairs = zip(less.named_parameters(), whole.parameters(), strict=True)
+    assert all(torch.allclose(a.grad, b.grad, atol=1e-5) for (name, a), b in pairs if b.grad is not None)
+
+
+def test_a_model_that_reads_all_tokens_keeps_its_last_layer():
+    with pytest.raises(TypeError, match="BertForTokenClassification"):
+        distillation.read_first_token(BertForTokenClassification(config()))
+
+
+def distil_bert():
+    names = {"id2label": {0: "negative", 1: "positive"}}
+    sizes = {"dim": 32, "n_layers": 1, "n_heads": 2, "hidden_dim": 64, "vocab_size": len(WORDS)}
+    return DistilBertForSequenceClassification(DistilBertConfig(**sizes, **names)).eval()
+
+
+def test_case_78_segment_ids_go_only_to_models_that_know_them(tokenizer):
+    pair = tokenizer(["good film"], ["bad plot"], return_tensors="pt")
+    assert "token_type_ids" in pair
+    native, known = distil_bert(), {"input_ids", "attention_mask"}
+    assert distillation.accepted_inputs(native, pair).keys() == known
+    assert distillation.accepted_inputs(torch.compile(native), pair).keys() == known
+    exported = torch.export.export(native, (), dict(distillation.accepted_inputs(native, pair))).module()
+    assert distillation.accepted_inputs(exported, pair).keys() == known
+    with torch.no_grad():
+        logits = exported(**distillation.accepted_inputs(exported, pair)).logits
+        assert torch.allclose(logits, native(**distillation.accepted_inputs(native, pair)).logits, atol=1e-5)
+    assert distillation.accepted_inputs(classifier(), pair).keys() == pair.keys()
+
+
+def test_case_78_logits_of_pairs_depend_on_the_segments_where_the_model_has_them(tokenizer):
+    pairs, model = [("good film", "bad plot"), ("a", "b c d")], classifier()
+    logits = distillation.predict(model, tokenizer, pairs)
+    with torch.no_grad():
+        alone = model(**tokenizer("good film", "bad plot", return_tensors="pt")).logits[0]
+    assert torch.allclose(logits[0], alone, atol=1e-5)
+    assert distillation.predict(distil_bert(), tokenizer, pairs).shape == (2, 2)
+
+
+def test_predictions_come_in_order_in_eval_mode_and_the_mode_is_given_back(tokenizer):
+    model, texts = classifier().train(), ["a b c d e f g", "good", "bad film", "a b c d"]
+    logits = distillation.predict(model, tokenizer, texts, max_tokens=16)
+    assert model.training
+    assert not logits.requires_grad
+    model.eval()
+    with torch.no_grad():
+        single = [model(**tokenizer(text, return_tensors="pt")).logits[0] for text in texts]
+    assert torch.allclose(logits, torch.stack(single), atol=1e-5)
+
+
+def test_case_75_teacher_logits_belong_to_their_examples_however_they_are_shuffled(tokenizer, examples, tmp_path):
+    teacher, file = classifier(), tmp_path / "teacher.safetensors"
+    ids, texts = examples["id"].tolist(), examples["text"].tolist()
+    fresh = distillation.teacher_logits(teacher, tokenizer, ids, texts, file)
+    order = torch.randperm(len(ids), generator=torch.Generator().manual_seed(1)).tolist()
+    again = distillation.teacher_logits(teacher, tokenizer, [ids[i] for i in order], [texts[i] for i in order], file)
+    assert torch.equal(again, fresh[order])
+    assert torch.allclose(fresh, distillation.predict(teacher, tokenizer, texts), atol=1e-5)
+
+
+def test_case_75_kept_logits_are_used_only_for_the_same_text_and_teacher(tokenizer, tmp_path, monkeypatch):
+    teacher, file, asked = classifier(), tmp_path / "teacher.safetensors", []
+    real = distillation.predict
+    monkeypatch.setattr(distillation, "predict", lambda m, t, texts: asked.append(list(texts)) or real(m, t, texts))
+    distillation.teacher_logits(teacher, tokenizer, [1, 2], ["good", "bad"], file)
+    distillation.teacher_logits(teacher, tokenizer, [2, 1], ["bad", "good"], file)
+    distillation.teacher_logits(teacher, tokenizer, [1, 2, 3], ["good", "bad film", "plot"], file)
+    assert asked == [["good", "bad"], ["bad", "good"], ["good"], ["bad film", "plot"]]  # two times a probe
+    with torch.no_grad():
+        teacher.classifier.bias.add_(0.01)
+    again = distillation.teacher_logits(teacher, tokenizer, [1, 2, 3], ["good", "bad film", "plot"], file)
+    assert asked[-1] == ["good", "bad film", "plot"]
+    assert torch.allclose(again, real(teacher, tokenizer, ["good", "bad film", "plot"]), atol=1e-6)
+    assert [path.name for path in tmp_path.iterdir()] == ["teacher.safetensors"]
+
+
+@pytest.mark.parametrize(("ids", "texts"), [([1, 1], ["a", "b"]), ([1], ["a", "b"]), ([1, 2], ["a"])])
+def test_case_75_an_id_for_two_texts_is_refused(tokenizer, ids, texts):
+    with pytest.raises(ValueError, match="id of its own"):
+        distillation.teacher_logits(classifier(), tokenizer, ids, texts)
+
+
+def words(tmp_path, listed, **options):
+    folder = tmp_path / str(len(list(tmp_path.iterdir())))
+    folder.mkdir()
+    (folder / "vocab.txt").write_text("\n".join(listed), encoding="utf-8")
+    return BertTokenizerFast.from_pretrained(folder, **options)
+
+
+def test_a_pair_is_compared_before_anything_is_trained(tokenizer, examples, tmp_path):
+    teacher, student = classifier(), distillation.make_student(classifier(), [0])[0]
+    swapped = [*WORDS[:-2], WORDS[-1], WORDS[-2]]
+    with pytest.raises(ValueError, match="vocabularies differ"):
+        distillation.check_pair(teacher, student, tokenizer, words(tmp_path, swapped))
+    upper, lower = (words(tmp_path, WORDS, do_lower_case=choice) for choice in (False, True))
+    with pytest.raises(ValueError, match="lower-casing"):
+        distillation.check_pair(teacher, student, upper, lower)
+    with pytest.raises(ValueError, match=r"37 tokens.*36"):
+        distillation.check_pair(teacher, student, words(tmp_path, [*WORDS, "extra"]))
+    before = copy.deepcopy(student.state_dict())
+    student.config.id2label = {0: "positive", 1: "negative"}
+    with pytest.raises(ValueError, match="set id2label"):
+        distillation.distill(student, teacher, tokenizer, examples)
+    student.config.id2label = {0: "NEGATIVE", 1: "POSITIVE"}
+    distillation.check_pair(teacher, student, tokenizer)
+    student.bert.embeddings = teacher.bert.embeddings
+    with pytest.raises(ValueError, match=r"word_embeddings.*teacher's own"):
+        distillation.distill(student, teacher, tokenizer, examples)
+    assert all(torch.equal(value, before[name]) for name, value in student.state_dict().items())
+
+
+def test_case_73_only_the_student_learns_and_the_teacher_is_the_same_bit_for_bit(tokenizer, examples):
+    teacher = classifier().train()
+    before = copy.deepcopy(teacher.state_dict())
+    student, _ = distillation.make_student(teacher, [0, 3])
+    start = copy.deepcopy(student.state_dict())
+    losses = distillation.distill(student, teacher, tokenizer, examples, hard=0.3, epochs=6, lr=2e-3, batch_size=8)
+    assert all(torch.equal(value, before[name]) for name, value in teacher.state_dict().items())
+    assert all(parameter.grad is None and not parameter.requires_grad for parameter in teacher.parameters())
+    assert not teacher.training
+    assert any(not torch.equal(value, start[name]) for name, value in student.state_dict().items())
+    assert sum(losses[-3:]) < 0.7 * sum(losses[:3])
+
+
+def test_distilling_pulls_the_students_logits_to_the_teachers(tokenizer, examples):
+    teacher = classifier()
+    student, _ = distillation.make_student(teacher, [0])
+    texts = examples["text"].tolist()
+    wanted = distillation.predict(teacher, tokenizer, texts)
+    apart = LOSS(distillation.predict(student, tokenizer, texts), wanted, temperature=math.inf)
+    distillation.distill(student, teacher, tokenizer, examples.drop(columns="label"), epochs=20, lr=4e-3, batch_size=8)
+    assert LOSS(distillation.predict(student, tokenizer, texts), wanted, temperature=math.inf) < 0.5 * apart
+
+
+def test_case_75_targets_follow_the_rows_of_every_shuffled_batch(tokenizer, examples):
+    seen = []
+
+    def loss(logits, rows):
+        seen.append(rows.tolist())
+        return logits.square().mean()
+
+    distillation.train(classifier(), tokenizer, examples["text"].tolist(), loss, epochs=2, batch_size=5)
+    first, second = ([row for rows in epoch for row in rows] for epoch in (seen[:5], seen[5:]))
+    assert sorted(first) == sorted(second) == list(range(24))
+    assert seen[:5] != seen[5:]
+
+
+def trained(tokenizer, examples, **options):
+    student, _ = distillation.make_student(classifier(), [0])
+    losses = distillation.distill(student, classifier(), tokenizer, examples, epochs=3, batch_size=8, **options)
+    return losses, student
+
+
+def test_an_interrupted_training_goes_on_exactly_where_it_was(tokenizer, examples, tmp_path):
+    file = tmp_path / "student.pt"
+    whole, expected = trained(tokenizer, examples)
+
+    def break_off(step, loss):
+        if step == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        trained(tokenizer, examples, checkpoint=file, after_step=break_off)
+    torch.manual_seed(99)
+    steps = []
+    losses, student = trained(tokenizer, examples, checkpoint=file, after_step=lambda step, _: steps.append(step))
+    assert steps == list(range(4, 10))  # the first epoch of three steps was done
+    assert losses == whole
+    assert all(torch.equal(a, b) for a, b in zip(student.parameters(), expected.parameters(), strict=True))
+    assert [path.name for path in tmp_path.iterdir()] == ["student.pt"]
+    with pytest.raises(ValueError, match="another training"):
+        trained(tokenizer, examples, checkpoint=file, lr=1.0)
+    with pytest.raises(ValueError, match="another training"):
+        trained(tokenizer, examples.head(20), checkpoint=file)
+
+
+def test_the_progress_bar_shows_unless_progress_bars_are_off(tokenizer, examples, capsys, monkeypatch):
+    trained(tokenizer, examples, quiet=False)
+    assert "training" in capsys.readouterr().err
+    monkeypatch.setattr(distillation, "are_progress_bars_disabled", lambda: True)
+    trained(tokenizer, examples)
+    assert capsys.readouterr().err == ""
+
+
+def test_the_curve_notes_what_it_is_asked_to_and_draws_only_where_bars_are_on(tokenizer, examples, monkeypatch):
+    shown = []
+
+    class Handle:
+        def update(self, html):
+            shown.append(html.data)
+
+    monkeypatch.setattr(distillation, "display", lambda display_id: Handle())
+    monkeypatch.setattr(distillation, "are_progress_bars_disabled", lambda: False)
+    monkeypatch.setattr(distillation.plots, "show", lambda fig, alt: shown.append(alt))
+    curve = distillation.LiveCurve("accuracy", every=3)
+    losses, _ = trained(tokenizer, examples, quiet=True, after_step=curve.follow("loss"))
+    trained(tokenizer, examples, quiet=True, after_step=curve.follow("one", measure=lambda: 1.0))
+    curve.show("two curves")
+    steps, values, _ = curve.curves["loss"]
+    assert steps == [3, 6, 9]
+    assert values == pytest.approx([sum(losses[i - 3 : i]) / 3 for i in steps])
+    assert curve.curves["one"][1] == [1.0, 1.0, 1.0]
+    assert len(shown) == 8
+    assert shown[-2:] == ["", "two curves"]
+    assert all("<img" in html for html in shown[:6])
+    monkeypatch.setattr(distillation, "are_progress_bars_disabled", lambda: True)
+    assert distillation.LiveCurve("loss").live is None
