@@ -39,8 +39,8 @@ def test_the_floors_of_the_package_hold():
     floors = [
         {"machine", "timing", "plots", "scores", "pretend"},
         {"assets", "batching", "lessons"},
-        {"sentiment"},
         {"placement", "memory", "checkpoints", "onnx", "quantization", "distillation", "embedding"},
+        {"sentiment"},
         {"widgets", "exercises", "doctor", "bench", "recipes", "gpu_report", "__main__"},
     ]
     level = {name: number for number, names in enumerate(floors) for name in names}
