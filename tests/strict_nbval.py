@@ -6,6 +6,7 @@ import sys
 
 from helpers import lessons
 
+LESSONS = sorted(lessons.NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))
 # Nothing listens on this port of this machine: a hub that refuses at once.
 UNREACHABLE = "http://127.0.0.1:9"
 # Failures of the machine and not of the page: nbval waits five seconds for an output message, whatever the cell's

@@ -342,7 +342,7 @@ def test_two_processes_one_killed_and_started_again(job, tmp_path):
     target = tmp_path / "vectors"
     target.mkdir()
     # The second process works on this shard first: a pipe instead of a file holds it up there until it is killed.
-    stuck = target / "shard-1.partial"
+    stuck = target / "shard-1.safetensors.part"
     os.mkfifo(stuck)
     first = launch(folder, target)
     try:

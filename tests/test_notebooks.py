@@ -4,11 +4,9 @@ import json
 import sys
 
 from helpers import lessons
-from strict_nbval import UNREACHABLE, run_strictly
+from strict_nbval import LESSONS, UNREACHABLE, run_strictly
 
 import pytest
-
-LESSONS = sorted(lessons.NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))
 
 
 @pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)

@@ -7,11 +7,10 @@ import shutil
 
 from helpers import assets, lessons
 from hub_server import HubServer
-from strict_nbval import UNREACHABLE, run_strictly
+from strict_nbval import LESSONS, UNREACHABLE, run_strictly
 
 import pytest
 
-LESSONS = sorted(lessons.NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))
 SOLUTIONS = sorted((lessons.NOTEBOOKS / "solutions").glob("[0-9][0-9]_*.ipynb"))
 
 

@@ -485,7 +485,7 @@ def _download(url: str, target: Path, size: int, sha256: str | None, title: str,
     target.parent.mkdir(parents=True, exist_ok=True)
     part, before = target.with_name(target.name + ".part"), -1
     try:
-        with _bar(title, size) as bar:
+        with progress_bar(size, desc=title, unit="B", unit_scale=True) as bar:
             while (have := part.stat().st_size if part.exists() else 0) < size:
                 if have == before:
                     raise _UnavailableError(f"{title} was cut off at {have / 1e6:.1f} of {size / 1e6:.1f} MB")
@@ -535,13 +535,13 @@ def _opener() -> urllib.request.OpenerDirector:
     return urllib.request.build_opener(*handlers)
 
 
-def _bar(title: str, size: int):
-    """A progress bar for people: none in a log file, none with HF_HUB_DISABLE_PROGRESS_BARS=1."""
+def progress_bar(total: int, *, wanted: bool = True, **style):
+    """A tqdm bar for people: none in a log file, none with HF_HUB_DISABLE_PROGRESS_BARS=1; ``style`` goes to tqdm."""
     from tqdm import tqdm
 
     people = sys.stdout.isatty() or type(sys.stdout).__module__ == "ipykernel.iostream"
-    nobody = _is_set("HF_HUB_DISABLE_PROGRESS_BARS") or not people
-    return tqdm(desc=title, total=size, unit="B", unit_scale=True, leave=False, file=sys.stdout, disable=nobody)
+    shown = wanted and people and not _is_set("HF_HUB_DISABLE_PROGRESS_BARS")
+    return tqdm(total=total, leave=False, file=sys.stdout, disable=not shown, **style)
 
 
 def _sha256(path: Path) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pandas
 
-from . import lessons, machine
+from . import files, lessons, machine
 
 
 @dataclass(frozen=True)
@@ -75,9 +75,8 @@ def _drawn(rng: random.Random, base: bool) -> tuple:
 
 LARGE = """
 import json, sys, time
-from helpers import machine, memory
-from transformers import BertConfig
-large = BertConfig(hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096)
+from helpers import assets, machine, memory
+large = assets.config("bert-large")
 start = time.perf_counter()
 peak = memory.predict_peak(large, 32, 512, **json.loads(sys.argv[1]))
 print(json.dumps([peak.total, time.perf_counter() - start, machine.process_peak()]))
@@ -271,7 +270,5 @@ def main(quick: bool, only: list[str] | None, target: Path | None) -> int:
 
 def write(target: Path, report: dict) -> None:
     """Write a report as JSON, whole or not at all."""
-    with tempfile.NamedTemporaryFile("w", dir=target.parent, suffix=".json", delete=False, encoding="utf-8") as file:
-        json.dump(report, file, indent=1)
-        file.write("\n")
-    Path(file.name).replace(target)
+    with files.whole(target) as part:
+        part.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from helpers import machine
+from helpers import files, machine
 
 import safetensors.torch
 import torch
@@ -297,7 +297,7 @@ def _read(path: Path, key: str | None, allow: Iterable[str], find: Callable) -> 
         checked = "nothing, the file has no checksums"
         if look.format == "safetensors":
             tree, meta = _mapped(path)
-            if meta.get("sha256", _digest(tree)) != _digest(tree):
+            if "sha256" in meta and meta["sha256"] != _digest(tree):
                 raise ValueError("its SHA-256, which `save` wrote into it, does not agree")
             checked = "SHA-256" if "sha256" in meta else checked
             tree |= {name: tree[kept] for name, kept in meta.items() if kept in tree and name not in tree}
@@ -512,12 +512,8 @@ def save(model: nn.Module | Mapping[str, torch.Tensor], path: str | Path) -> Non
     views = Counter(value.untyped_storage()._cdata for value in kept.values())
     kept = {n: v.clone() if views[v.untyped_storage()._cdata] > 1 else v for n, v in kept.items()}
     meta = {"format": "pt", "sha256": _digest(kept)} | {name: other for name, other in names.items() if name != other}
-    part = Path(f"{path}.part")
-    try:
+    with files.whole(path) as part:
         safetensors.torch.save_file(kept, part, meta)
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def convert(path: str | Path, target: str | Path, *, key=None, allow=()) -> None:

@@ -5,7 +5,6 @@ Sanh et al., DistilBERT, arXiv:1910.01108 (a student initialised from the teache
 """
 
 import copy
-import functools
 import hashlib
 import inspect
 import math
@@ -23,7 +22,7 @@ from tqdm.auto import tqdm
 from transformers import BertForSequenceClassification
 from transformers.models.bert.modeling_bert import BertAttention, BertLayer
 
-from . import batching, plots
+from . import batching, files, plots
 
 UNLABELLED = -100  # the label that PyTorch's cross-entropy leaves out
 
@@ -197,15 +196,9 @@ def teacher_logits(teacher: nn.Module, tokenizer, ids: Sequence, texts: Sequence
         known |= zip([marks[row] for row in new], logits, strict=True)
         if file:
             tensors = {"marks": torch.tensor(list(known)), "logits": torch.stack(list(known.values()))}
-            write(file, functools.partial(save_file, tensors))
+            with files.whole(file) as part:
+                save_file(tensors, part)
     return torch.stack([known[mark] for mark in marks])
-
-
-def write(file: Path, writer: Callable[[Path], None]) -> None:
-    """Let ``writer`` write a file that is then there as a whole or not at all."""
-    new = file.with_suffix(".new")
-    writer(new)
-    new.replace(file)
 
 
 def check_pair(teacher: nn.Module, student: nn.Module, tokenizer, student_tokenizer=None) -> None:
@@ -348,7 +341,8 @@ def train(
                 state = {"optimizer": optimizer.state_dict(), "schedule": schedule.state_dict(), "history": history}
                 state |= {"shuffled": shuffled.get_state(), "dropout": torch.get_rng_state(), "plan": plan}
                 state["trained"] = [parameter.detach() for parameter in trained]
-                write(checkpoint, functools.partial(torch.save, state))
+                with files.whole(checkpoint) as part:
+                    torch.save(state, part)
     model.eval()
     return history
 

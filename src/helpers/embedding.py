@@ -11,7 +11,6 @@ import datetime
 import hashlib
 import itertools
 import json
-import os
 import sys
 import weakref
 from collections.abc import Iterable, Iterator
@@ -19,7 +18,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import NamedTuple
 
-from helpers import assets, batching, machine
+from helpers import assets, batching, files, machine
 
 import numpy as np
 import pandas as pd
@@ -27,7 +26,6 @@ import safetensors.numpy
 import torch
 from torch import nn
 from torch.nn.utils.rnn import pad_sequence
-from tqdm import tqdm
 
 CHUNK = 2048  # texts that are tokenised and sorted together: memory grows with this and not with the corpus
 BF16_UNITS = ("avx512_bf16", "amx_bf16", "arm_bf16")
@@ -198,9 +196,7 @@ def embed(texts: Iterable[str], model: nn.Module, tokenizer, *, progress: bool =
     """Embed texts and keep all vectors; options and errors are those of `stream`. A bar shows where people look."""
     texts, report = texts if isinstance(texts, str) else list(texts), Report()
     vectors = np.empty((len(texts), model.config.hidden_size), np.float32)
-    people = sys.stdout.isatty() or type(sys.stdout).__module__ == "ipykernel.iostream"
-    off = not (progress and people) or os.environ.get("HF_HUB_DISABLE_PROGRESS_BARS", "0") not in ("", "0")
-    with tqdm(total=len(texts), unit="text", leave=False, file=sys.stdout, disable=off) as bar:
+    with assets.progress_bar(len(texts), wanted=progress, unit="text") as bar:
         done = 0
         for chunk in stream(texts, model, tokenizer, report=report, **options):
             vectors[done : (done := done + len(chunk))] = chunk
@@ -280,9 +276,8 @@ def embed_shards(source, target, model: nn.Module, tokenizer, *, threads: int = 
         texts = [json.loads(line)["text"] for line in lines if line.strip()]
         done = embed(texts, model, tokenizer, progress=False, **options)
         about = json.dumps({"job": jobs[path], "report": asdict(done.report)})
-        partial = shards[path].with_suffix(".partial")  # renamed when it is whole: a kill leaves no half shard
-        partial.write_bytes(safetensors.numpy.save({"vectors": done.vectors}, {"embedding": about}))
-        partial.replace(shards[path])
+        with files.whole(shards[path]) as part:
+            part.write_bytes(safetensors.numpy.save({"vectors": done.vectors}, {"embedding": about}))
     state.wait_for_everyone()
     return [shards[path] for path in mine]
 

@@ -8,10 +8,8 @@ All sizes are bytes unless a name says otherwise; 1 GiB = 2**30 bytes.
 import copy
 import gc
 import math
-import os
 import sys
 import traceback
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from numbers import Integral
@@ -133,9 +131,7 @@ class Step:
             getattr(self.model, "activation_checkpointing_enable", getattr(self.model, old_name))()
         if lora:
             adapters = LoraConfig(task_type="SEQ_CLS", r=lora, target_modules="all-linear")
-            with warnings.catch_warnings():  # peft asks transformers by an old name whether checkpointing is on
-                warnings.simplefilter("ignore", FutureWarning)
-                self.model = get_peft_model(self.model, adapters)
+            self.model = get_peft_model(self.model, adapters)
         if freeze is not None:
             freeze_part(self.model, freeze)
         # The memory of a third micro-batch is that of the second.
@@ -335,7 +331,6 @@ def measure_peak(function: Callable[[], object], *holding, device: str = "cpu") 
         free, total = torch.cuda.mem_get_info()
         return Measured(torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved(), total - free)
     before = _bytes(_tensors(holding))
-    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # else its native log writes to stderr; read at the first profile
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         function()
     now = peak = 0

@@ -72,13 +72,10 @@ def train_teacher(
         seed=seed,
         quiet=quiet,
     )
-    minilm = assets.CATALOGUE["minilm"]
-    model.peft_config["default"].base_model_name_or_path = minilm.hub_id  # not the folder on this machine
-    model.peft_config["default"].revision = minilm.revision
-    model.half().save_pretrained(folder, save_embedding_layers=False)
+    _store(model, folder)
     logits = sentiment.logits(sentiment.teacher(folder), test["text"])
     accuracy = scores.accuracy(test["label"], logits.argmax(dim=1))
-    origin = assets.provenance(assets.reviews())
+    minilm, origin = assets.CATALOGUE["minilm"], assets.provenance(assets.reviews())
     card = _CARD.format(
         hub_id=minilm.hub_id,
         revision=minilm.revision,
@@ -97,6 +94,13 @@ def train_teacher(
     )
     (folder / "README.md").write_text(card, encoding="utf-8")
     return accuracy
+
+
+def _store(model, folder: Path) -> None:
+    """Write an adapter in float16, as one for MiniLM on the hub and not for the folder on this machine."""
+    minilm, settings = assets.CATALOGUE["minilm"], model.peft_config["default"]
+    settings.base_model_name_or_path, settings.revision = minilm.hub_id, minilm.revision
+    model.half().save_pretrained(folder, save_embedding_layers=False)
 
 
 def transfer_texts(spans: int = 3):
@@ -151,9 +155,7 @@ def train_student(name: str, folder: Path = sentiment.STUDENTS, examples=None, q
     options = {"hard": plan["hard"], "epochs": plan["epochs"], "lr": plan["lr"], "quiet": quiet}
     kept = {"file": folder / sentiment.TEACHER_LOGITS.name, "checkpoint": checkpoint}
     distillation.distill(model, sentiment.teacher(), assets.tokenizer("minilm"), examples, **options, **kept)
-    minilm, settings = assets.CATALOGUE["minilm"], model.peft_config["default"]
-    settings.base_model_name_or_path, settings.revision = minilm.hub_id, minilm.revision  # no folder of this machine
-    model.half().save_pretrained(folder / name, save_embedding_layers=False)
+    _store(model, folder / name)
     (folder / name / "README.md").unlink()  # peft's, with blanks to fill in
     answers = sentiment.logits(sentiment.student(name, folder), test["text"]).argmax(dim=1)
     record = plan | {

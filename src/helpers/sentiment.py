@@ -47,15 +47,19 @@ def teacher(adapter: Path = ADAPTER):
 
     Logits have shape (texts, 2), negative first. It carries `.provenance`. Raises AssetError if MiniLM cannot be had.
     """
+    digest = hashlib.sha256((adapter / "adapter_model.safetensors").read_bytes()).hexdigest()
+    return _merged(untrained(), adapter, f"merged with this project's sentiment adapter, SHA-256 {digest[:8]}…")
+
+
+def _merged(base, adapter: Path, note: str):
+    """A plain model, in eval mode: `base` with an adapter merged into its weights; its provenance says so."""
     from peft import PeftModel
 
-    base = untrained()
     origin = base.provenance
-    digest = hashlib.sha256((adapter / "adapter_model.safetensors").read_bytes()).hexdigest()
-    merged = PeftModel.from_pretrained(base, adapter).merge_and_unload().eval()
-    merged.requires_grad_(True)  # as any loaded model; peft had frozen the body
-    merged.provenance = replace(origin, note=f"merged with this project's sentiment adapter, SHA-256 {digest[:8]}…")
-    return merged
+    model = PeftModel.from_pretrained(base, adapter).merge_and_unload().eval()
+    model.requires_grad_(True)  # as any loaded model; peft had frozen the body
+    model.provenance = replace(origin, note=note)
+    return model
 
 
 def unfinished_student(name: str):
@@ -73,13 +77,8 @@ def student(name: str, folder: Path = STUDENTS):
 
     Raises KeyError for a name that `PLANS` lacks and AssetError if MiniLM cannot be had.
     """
-    from peft import PeftModel
-
     base = unfinished_student(name)
-    model = PeftModel.from_pretrained(base, folder / name).merge_and_unload().eval()
-    model.requires_grad_(True)
-    model.provenance = replace(base.provenance, note=f"{base.provenance.note}; the student {name!r} of its layers")
-    return model
+    return _merged(base, folder / name, f"{base.provenance.note}; the student {name!r} of its layers")
 
 
 def logits(model, texts: Sequence[str], max_tokens: int = 1024):

@@ -7,6 +7,7 @@ length and batch x length squared, which four points determine; the peak is the 
 
 import functools
 import json
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import ipywidgets
@@ -96,9 +97,8 @@ def memory_explorer() -> ipywidgets.VBox:
     }
     for name, control in controls.items():
         control.description = name
-    out = ipywidgets.HTML()
 
-    def update(_=None) -> None:
+    def show() -> str:
         choice = {name: control.value for name, control in controls.items()}
         controls["lever"].disabled = choice["mode"] == "inference"
         exact = (choice["batch"], choice["length"]) in POINTS and "SGD" not in choice["mode"]
@@ -106,12 +106,22 @@ def memory_explorer() -> ipywidgets.VBox:
             "predicted for exactly this choice" if exact else f"interpolated between predictions, to about {CLOSE:.0%}"
         )
         title = f"{choice['model']}, {choice['batch']} texts of {choice['length']} tokens ({source})"
-        out.value = picture(estimate(**choice), title)
+        return picture(estimate(**choice), title)
 
-    for control in controls.values():
+    return _explorer(controls.values(), show)
+
+
+def _explorer(controls: Iterable[ipywidgets.Widget], show: Callable[[], str]) -> ipywidgets.VBox:
+    """Controls, and below them what `show` gives (HTML), anew whenever one of them is moved."""
+    out = ipywidgets.HTML()
+
+    def update(_=None) -> None:
+        out.value = show()
+
+    for control in controls:
         control.observe(update, "value")
     update()
-    return ipywidgets.VBox([*controls.values(), out])
+    return ipywidgets.VBox([*controls, out])
 
 
 def softened(logits, temperature: float) -> tuple[numpy.ndarray, float, float]:
@@ -149,13 +159,9 @@ def temperature_explorer() -> ipywidgets.VBox:
         for number, value in enumerate((4.0, 1.0, -2.0), 1)
     ]
     controls.append(ipywidgets.FloatLogSlider(2.0, base=2, min=-2, max=6, step=0.25, description="temperature"))
-    out = ipywidgets.HTML()
 
-    def update(_=None) -> None:
+    def show() -> str:
         *logits, temperature = (control.value for control in controls)
-        out.value = temperature_picture(logits, temperature)
+        return temperature_picture(logits, temperature)
 
-    for control in controls:
-        control.observe(update, "value")
-    update()
-    return ipywidgets.VBox([*controls, out])
+    return _explorer(controls, show)

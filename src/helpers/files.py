@@ -1,0 +1,19 @@
+"""Files that are there as a whole or not at all. What the lessons' helpers store goes through `whole`."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def whole(path: str | Path) -> Iterator[Path]:
+    """A path beside `path` to write to. It becomes `path` at the end of the block, and is gone if the block fails.
+
+    Whoever reads `path` sees the old file or the new one; a kill leaves at most the other, ending in ".part".
+    """
+    part = Path(f"{path}.part")
+    try:
+        yield part
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
