@@ -34,8 +34,10 @@ SHALLOW = BertConfig(num_hidden_layers=2)
 
 
 def measured(config, batch, length, **options):
+    """Without oneDNN, whose buffers for 16-bit matrix products differ by processor."""
     step = Step(config, batch, length, **options)
-    return measure_peak(step.run, step.model, step.optimizer, step.inputs).allocated
+    with torch.backends.mkldnn.flags(enabled=False):
+        return measure_peak(step.run, step.model, step.optimizer, step.inputs).allocated
 
 
 def batch_of(batch, length, device="cpu"):
@@ -145,7 +147,7 @@ def test_a_loop_written_by_hand_takes_what_was_predicted():
     ids=["roberta", "distilbert"],
 )
 def test_relatives_of_bert(config):
-    for options in ({}, {"freeze": 1}):
+    for options in ({}, {"freeze": 1}, {"lora": 4}):
         assert predict_peak(config, 4, 20, **options).total == pytest.approx(
             measured(config, 4, 20, **options), rel=0.005
         )
@@ -222,6 +224,12 @@ def test_answers_are_remembered(monkeypatch):
         ({"mode": "train"}, "training"),
         ({"optimizer": torch.optim.AdamW}, "adamw, sgd"),
         ({"attention": "flash"}, "sdpa, eager"),
+        ({"batch": [1]}, r"not \[1\]"),
+        ({"batch": 1.0}, "not 1.0"),
+        ({"checkpointing": "no"}, "checkpointing has to be one of False, True, not 'no'"),
+        ({"mixed_precision": "float16"}, "mixed_precision has to be"),
+        ({"padded": None}, "padded has to be"),
+        ({"config": BertConfig}, "not the config of a BERT-like model"),
         ({"freeze": 9}, "0 to 2 layers"),
         ({"freeze": True}, "not True"),
         ({"freeze": ["body"]}, "body"),
@@ -236,22 +244,51 @@ def test_answers_are_remembered(monkeypatch):
     ids=str,
 )
 def test_what_makes_no_sense_is_refused(changes, says):
+    predict_peak(TINY, 1, 8)  # its answer is remembered and must not be found for what looks alike
     with pytest.raises(ValueError, match=says):
         predict_peak(**{"config": TINY, "batch": 1, "length": 8} | changes)
 
 
 def test_a_dtype_of_torch_and_an_integer_of_numpy_are_as_good():
     assert predict_peak(TINY, numpy.int64(3), 8, dtype=torch.bfloat16) == predict_peak(TINY, 3, 8, dtype="bfloat16")
+    assert predict_peak(TINY, 3, 8, freeze=numpy.int64(1)) == predict_peak(TINY, 3, 8, freeze=1)
+    assert PretendGPU(numpy.int64(4)).capacity == PretendGPU(numpy.float32(4)).capacity == PretendGPU(4).capacity
 
 
-@pytest.mark.parametrize("size", [0, -4, "8", None, float("nan"), float("inf")])
+@pytest.mark.parametrize(
+    "around",
+    [torch.no_grad, torch.inference_mode, lambda: torch.device("meta")],
+    ids=["no_grad", "inference_mode", "another default device"],
+)
+def test_a_prediction_does_not_depend_on_what_is_switched_on_around_it(around, monkeypatch):
+    usual = predict_peak(TINY, 3, 9)
+    monkeypatch.setattr(memory, "_predicted", {})
+    with around():
+        assert predict_peak(TINY, 3, 9) == usual
+    with pytest.raises(ValueError, match="mixed_precision=True"), torch.autocast("cpu", torch.bfloat16):
+        predict_peak(TINY, 3, 9)
+
+
+def test_inference_knows_no_accumulation_and_the_kind_of_loss_does_not_matter():
+    inference = {"mode": "inference"}
+    assert predict_peak(TINY, 3, 9, accumulate=4, **inference) == predict_peak(TINY, 3, 9, **inference)
+    labels = {"hidden_size": 32, "intermediate_size": 64, "num_labels": 3} | SIZES
+    single, multi = (
+        predict_peak(BertConfig(problem_type=kind, **labels), 3, 9) for kind in (None, "multi_label_classification")
+    )
+    assert multi == single
+
+
+@pytest.mark.parametrize("size", [0, -4, "8", None, True, float("nan"), float("inf")])
 def test_sizes_that_no_memory_has(size):
     calls = (PretendGPU, predict_peak(TINY, 1, 8).verdict, lambda size: largest_batch(TINY, 8, size))
     for call in calls:
         with pytest.raises(ValueError, match="number of GiB above 0"):
             call(size)
-    with pytest.raises(ValueError, match="margin"):
-        largest_batch(TINY, 8, 1, margin=1)
+    for margin in (1, -0.1, "0.1", True, float("nan")):
+        for call in (predict_peak(TINY, 1, 8).verdict, lambda gib, margin: largest_batch(TINY, 8, gib, margin=margin)):
+            with pytest.raises(ValueError, match="margin"):
+                call(1, margin=margin)
 
 
 # --- The model of a card ---
@@ -361,6 +398,27 @@ def test_a_model_from_outside_has_to_be_placed():
     assert torch.equal(model(**batch).logits, expected)
 
 
+def test_a_model_read_from_a_file_inside_the_block_has_to_be_placed_too(tmp_path):
+    BertModel(TINY).save_pretrained(tmp_path)
+    with PretendGPU(1, pretend=True) as gpu:
+        model = BertModel.from_pretrained(tmp_path).to(gpu.device)
+        with pytest.raises(RuntimeError, match=r"read from a file.*gpu\.place"):
+            model(torch.ones(1, 4, dtype=torch.long))
+        assert gpu.place(model)(torch.ones(1, 4, dtype=torch.long)).pooler_output.shape == (1, 32)
+
+
+def test_a_quantized_model_is_placed_as_it_is_stored():
+    model = BertModel(TINY).eval()
+    whole = state_bytes(model)["weights"]
+    quantize_(model, Int8WeightOnlyConfig())
+    with PretendGPU(1, pretend=True) as gpu, torch.no_grad():
+        placed = gpu.place(model)
+        assert state_bytes(placed) == state_bytes(model)
+        assert state_bytes(model)["weights"] <= gpu.allocated  # a block is a multiple of 512 bytes
+        assert placed(torch.ones(2, 8, dtype=torch.long)).pooler_output.shape == (2, 32)
+    assert state_bytes(model)["weights"] < whole / 2
+
+
 def test_sizes_that_no_card_has():
     with pytest.raises(ValueError, match="context"):
         PretendGPU(0.2)
@@ -403,6 +461,8 @@ def test_an_error_of_pretending_says_so(function, says):
 def test_a_measurement_that_would_be_wrong_is_refused():
     with pytest.raises(RuntimeError, match="a profiler is running"):
         measure_peak(lambda: measure_peak(lambda: torch.ones(9)))
+    with pytest.raises(TypeError, match=r"runs a function.*got a Tensor"):
+        measure_peak(torch.ones(9))
     with pytest.raises(ZeroDivisionError):
         measure_peak(lambda: 1 / 0)
     assert measure_peak(lambda: torch.ones(1000)).allocated == 4000
@@ -450,6 +510,17 @@ def test_case_14_an_error_keeps_the_memory_until_it_is_forgotten():
     assert not hasattr(sys, "last_value")
 
 
+def test_case_14_an_error_raised_from_itself_ends_the_search():
+    references = []
+    try:
+        fails_with_a_big_tensor(references)
+    except RuntimeError as error:
+        error.__cause__ = error
+        sys.last_value = error
+    memory.free_memory({})
+    assert references[0]() is None
+
+
 def test_case_14_in_ipython_also_out_and_underscore(fresh_process):
     assert "['w', 'kept', 'loss']" in fresh_process
     assert any("loss: 0.00 MiB, an output with its graph" in line for line in fresh_process)
@@ -465,6 +536,19 @@ def test_free_memory_names_who_holds_what():
     names = {"model": model, "optimizer": optimizer, "output": output, "saved": saved, "text": "no tensor", "_": model}
     what = {name: text.split()[1] for name, size, text in memory.free_memory(names).holders if size}
     assert what == {"model": "model:", "optimizer": "optimizer:", "output": "output", "saved": "exception,"}
+
+
+class Raises(dict):
+    def values(self):
+        raise RuntimeError("not to be looked into")
+
+
+def test_free_memory_does_not_stumble_over_what_it_looks_into():
+    names = {"odd": Raises(a=1), "sparse": torch.eye(3).to_sparse(), "lazy": torch.nn.LazyLinear(3), 5: "number"}
+    report = memory.free_memory(names | {"kept": torch.ones(10)})
+    assert [row[:2] for row in report.holders] == [("kept", 40)]
+    with pytest.raises(TypeError, match="deletes no BertModel: use `del`"):
+        memory.free_memory(BertModel(TINY))
 
 
 def test_free_memory_sees_into_generators_and_functions_and_can_be_called_twice():
@@ -572,7 +656,10 @@ def test_case_21_reentrant_checkpointing_over_frozen_layers_trains_nothing():
     model = tiny_frozen_below(use_reentrant=False)
     model(**batch_of(2, 8)).loss.backward()
     memory.check_gradients(model)
-    with pytest.raises(RuntimeError, match="0 of 0"):
+    model.zero_grad()
+    with pytest.raises(RuntimeError, match=r"after loss\.backward"):
+        memory.check_gradients(model)
+    with pytest.raises(RuntimeError, match="no parameter is trainable"):
         memory.check_gradients(model.requires_grad_(False))
 
 
@@ -634,6 +721,14 @@ def accumulated(scale=1 / 3, last_only=False, step=False):
     return answer
 
 
+def all_at_once(model, micro_batches):
+    model(**{name: torch.cat([micro[name] for micro in micro_batches]) for name in micro_batches[0]}).loss.backward()
+
+
+def one_backward(model, micro_batches):
+    sum(model(**micro).loss for micro in micro_batches).div(3).backward()
+
+
 def head_only(body=True, head=False, still=True, all_still=False):
     def answer(model):
         model.bert.requires_grad_(not body)
@@ -649,6 +744,7 @@ def head_only(body=True, head=False, still=True, all_still=False):
     ("check", "answer", "says"),
     [
         (exercises.check_02_1, {"batch": 2, "accumulate": 16}, "correct"),
+        (exercises.check_02_1, {"batch": 2, "accumulate": 16, "dtype": torch.float32}, "correct"),
         (exercises.check_02_1, {"batch": 2}, "2 x 1 texts"),
         (exercises.check_02_1, {"batch": 32, "lora": 4}, "not every parameter"),
         (exercises.check_02_1, {"batch": 32, "dtype": "bfloat16"}, "stay in float32"),
@@ -659,6 +755,8 @@ def head_only(body=True, head=False, still=True, all_still=False):
         (exercises.check_02_2, accumulated(last_only=True), "not those of the large batch"),
         (exercises.check_02_2, accumulated(step=True), "weights have changed"),
         (exercises.check_02_2, lambda model, micro_batches: None, "no gradients"),
+        (exercises.check_02_2, all_at_once, "of 6 texts are alive at once"),
+        (exercises.check_02_2, one_backward, "of 6 texts are alive at once"),
         (exercises.check_02_3, head_only(), "correct"),
         (exercises.check_02_3, head_only(body=False), "still trained"),
         (exercises.check_02_3, head_only(head=True), "nothing is left to train"),
@@ -672,12 +770,15 @@ def test_exercises(check, answer, says, capsys):
     assert says in capsys.readouterr().out
 
 
+@pytest.mark.filterwarnings("ignore")  # PyTorch calls the older way deprecated
 def test_quantized_weights_are_counted_as_they_are_stored():
     model = BertModel(TINY)
     before = state_bytes(model)["weights"]
     quantize_(model, Int8WeightOnlyConfig())
     linear = sum(m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Linear))
     assert 3 * linear > before - state_bytes(model)["weights"] > 2 * linear  # a byte each, and a scale for every row
+    old = torch.ao.quantization.quantize_dynamic(torch.nn.Sequential(torch.nn.Linear(100, 50)), dtype=torch.qint8)
+    assert state_bytes(old)["weights"] == 5000
 
 
 def test_phases_hold_the_highest_moment_of_each():

@@ -5,6 +5,7 @@ storage that is alive, so it allocates nothing and needs no card.
 All sizes are bytes unless a name says otherwise; 1 GiB = 2**30 bytes.
 """
 
+import contextlib
 import copy
 import gc
 import math
@@ -12,7 +13,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from numbers import Integral
+from numbers import Integral, Real
 from types import FunctionType, GeneratorType, ModuleType
 
 from helpers.machine import cuda_status, process_memory, synchronize
@@ -40,7 +41,10 @@ __all__ = [
     "GIB", "MIB", "Freed", "Measured", "Peak", "PretendGPU", "Step", "check_gradients", "free_memory", "freeze_part",
     "largest_batch", "measure_peak", "predict_peak", "state_bytes",
 ]  # fmt: skip
-CPU_ASSUMPTIONS = ("what PyTorch's CPU allocator hands out; the process and its libraries come on top",)
+CPU_ASSUMPTIONS = (
+    "what PyTorch's CPU allocator hands out; the process and its libraries come on top",
+    "in 16 bit, buffers that oneDNN takes on processors with 16-bit instructions come on top",
+)
 CUDA_ASSUMPTIONS = (
     "modelled from PyTorch's source, not yet confirmed on a card",
     "a CUDA context of 400 MiB (300 to 600, by card and driver) and 8 MiB for cuBLAS (32 on a Hopper card)",
@@ -59,7 +63,7 @@ def freeze_part(model: Module, part: str | int) -> None:
     if part != "body" and layers is None:
         raise ValueError(f"{type(body).__name__} has no list of layers of its own: it can be frozen as a whole only")
     count = 0 if part == "embeddings" else part
-    if part != "body" and not (type(count) is int and 0 <= count <= len(layers)):
+    if part != "body" and (isinstance(count, bool) or not isinstance(count, Integral) or not 0 <= count <= len(layers)):
         raise ValueError(f'freeze takes "body", "embeddings" or 0 to {len(layers)} layers, not {part!r}')
     for module in [body] if part == "body" else [body.embeddings, *layers[:count]]:
         module.requires_grad_(False).eval()
@@ -68,8 +72,12 @@ def freeze_part(model: Module, part: str | int) -> None:
 def check_gradients(model: Module) -> None:
     """After a backward pass: raise RuntimeError if a parameter that should be trained got no gradient."""
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not trainable:
+        raise RuntimeError("no parameter is trainable: all have requires_grad=False")
     missing = [name for name, p in trainable.items() if p.grad is None]
-    if missing or not trainable:
+    if len(missing) == len(trainable):
+        raise RuntimeError("no parameter has a gradient: call this after loss.backward(), before zero_grad()")
+    if missing:
         raise RuntimeError(
             f"{len(missing)} of {len(trainable)} trainable parameters got no gradient ({', '.join(missing[:3])}, ...): "
             "they would never be trained. The usual cause is reentrant gradient checkpointing above frozen layers: "
@@ -94,7 +102,7 @@ class Step:
         dtype: str = "float32", mixed_precision: bool = False, attention: str = "sdpa", padded: bool = True,
         device: str = "cpu",
     ):  # fmt: skip
-        if not hasattr(config, "max_position_embeddings"):
+        if isinstance(config, type) or not hasattr(config, "max_position_embeddings"):
             raise ValueError(
                 f"a {type(config).__name__} is not the config of a BERT-like model; of a model take model.config"
             )
@@ -111,15 +119,17 @@ class Step:
         for name, value, allowed in (
             ("mode", mode, ("training", "inference")), ("optimizer", optimizer, ("adamw", "sgd")),
             ("attention", attention, ("sdpa", "eager")), ("dtype", dtype, ("float32", "bfloat16", "float16")),
+            ("checkpointing", checkpointing, (False, True)), ("padded", padded, (False, True)),
+            ("mixed_precision", mixed_precision, (False, True)),
         ):  # fmt: skip
             if value not in allowed:
-                raise ValueError(f"{name} has to be one of {', '.join(allowed)}, not {value!r}")
+                raise ValueError(f"{name} has to be one of {', '.join(map(str, allowed))}, not {value!r}")
         if mixed_precision and dtype != "float32":
             raise ValueError("mixed precision keeps float32 weights: give either mixed_precision or a 16-bit dtype")
         if lora and freeze is not None:
             raise ValueError("LoRA freezes every layer by itself: give either lora or freeze")
         config = copy.deepcopy(config)
-        config.use_cache = False
+        config.use_cache, config.problem_type = False, None  # the kind of loss makes no difference
         self.model = AutoModelForSequenceClassification.from_config(
             config, dtype=getattr(torch, dtype), attn_implementation=attention
         ).to(device)
@@ -130,12 +140,13 @@ class Step:
             old_name = "gradient_checkpointing_enable"
             getattr(self.model, "activation_checkpointing_enable", getattr(self.model, old_name))()
         if lora:
-            adapters = LoraConfig(task_type="SEQ_CLS", r=lora, target_modules="all-linear")
+            head = ["pre_classifier"]  # DistilBERT's: peft trains it whole, as it does every head
+            adapters = LoraConfig(task_type="SEQ_CLS", r=lora, target_modules="all-linear", exclude_modules=head)
             self.model = get_peft_model(self.model, adapters)
         if freeze is not None:
             freeze_part(self.model, freeze)
         # The memory of a third micro-batch is that of the second.
-        self.accumulate, self.passes = accumulate, min(accumulate, 2)
+        self.accumulate, self.passes = accumulate, min(accumulate, 2) if mode == "training" else 1
         self.autocast = torch.autocast(device, torch.bfloat16, enabled=mixed_precision)
         ids = torch.ones(batch, length, dtype=torch.long, device=device)
         self.inputs = {"input_ids": ids, "labels": torch.zeros(batch, dtype=torch.long, device=device)}
@@ -193,8 +204,8 @@ class Peak:
 
     def verdict(self, gib: float, margin: float = 0.1) -> str:
         """For a memory of `gib` GiB: "fits", "tight" (uses the last `margin` of it) or "does not fit"."""
-        share = self.total / gib_to_bytes(gib)
-        return "fits" if share <= 1 - margin else "tight" if share <= 1 else "does not fit"
+        room = _room(gib, margin)
+        return "fits" if self.total <= room else "tight" if self.total <= gib_to_bytes(gib) else "does not fit"
 
     def __str__(self) -> str:
         terms = ", ".join(f"{name} {in_words(size)}" for name, size in self.terms.items())
@@ -206,6 +217,13 @@ class Peak:
         return f"<table>{cells}</table><p>In the {self.moment}. Assumed: {'; '.join(self.assumptions)}.</p>"
 
 
+def _room(gib: float, margin: float) -> float:
+    """The bytes of a memory of `gib` GiB of which the share `margin` stays free."""
+    if isinstance(margin, bool) or not isinstance(margin, Real) or not 0 <= margin < 1:
+        raise ValueError(f"margin is a share of the memory from 0 to below 1, such as 0.1, not {margin!r}")
+    return gib_to_bytes(gib) * (1 - margin)
+
+
 def _skip_first(step: Step, ledger: Ledger) -> None:
     """Leave a step its second micro-batch: it finds the gradients of the first and needs no less, so it decides."""
     step.passes = 1
@@ -215,7 +233,7 @@ def _skip_first(step: Step, ledger: Ledger) -> None:
             ledger.relabel(parameter.grad, "gradients")
 
 
-_predicted: dict[tuple, Peak] = {}  # a widget asks again and again
+_predicted: dict[str, Peak] = {}  # a widget asks again and again
 
 
 def predict_peak(config, batch: int, length: int, *, device: str = "cpu", **options) -> Peak:
@@ -227,11 +245,14 @@ def predict_peak(config, batch: int, length: int, *, device: str = "cpu", **opti
     """
     if device not in ("cpu", "cuda"):
         raise ValueError(f'device has to be "cpu" or "cuda", not {device!r}')
+    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+        raise ValueError("a prediction knows no autocast around it: give mixed_precision=True, outside of that block")
     if isinstance(config, str):
         from helpers import assets
 
         config = assets.config(config)
-    key = (repr(config), batch, length, device, repr(sorted(options.items())))
+    # As text, else True would find the answer for 1. The CPU's kernels have buffers for every thread.
+    key = repr((config, batch, length, device, sorted(options.items()), torch.get_num_threads()))
     if key in _predicted:
         return _predicted[key]
     ledger = Ledger(card=device == "cuda")
@@ -243,8 +264,10 @@ def predict_peak(config, batch: int, length: int, *, device: str = "cpu", **opti
         ledger.where = name
         ledger.relabel(parameter.grad, "gradients")
 
-    with fake_machine(ledger):
-        step = Step(config, batch, length, **options)
+    # Whatever the caller has switched on, the step is one that can train.
+    with torch.inference_mode(False), torch.enable_grad(), fake_machine(ledger):
+        with torch.device("cpu"):
+            step = Step(config, batch, length, **options)
         groups = {"weights": step.model, "inputs": step.inputs, "optimizer": step.optimizer and step.optimizer.state}
         for label, group in groups.items():
             for tensor in _tensors(group):
@@ -275,9 +298,7 @@ def largest_batch(config, length: int, gib: float, *, margin: float = 0.1, **opt
 
     Takes what `predict_peak` takes. The peak never falls as the batch grows, so a handful of predictions finds it.
     """
-    if not 0 <= margin < 1:
-        raise ValueError(f"margin is a share of the memory from 0 to below 1, such as 0.1, not {margin!r}")
-    budget = gib_to_bytes(gib) * (1 - margin)
+    budget = _room(gib, margin)
     peaks, low, high, guess = {0: 0}, 0, None, 16
     while high is None or high - low > 1:
         peaks[guess] = predict_peak(config, guess, length, **options).total
@@ -312,9 +333,14 @@ def measure_peak(function: Callable[[], object], *holding, device: str = "cpu") 
     """Run `function` and measure its memory peak: the CPU profiler's memory events, or CUDA's own counters.
 
     holding: models, optimizers and tensors that were there before; on the CPU their bytes are added, since the
-    profiler sees only what happens during the call (CUDA counts them by itself). Raises RuntimeError where there is
-    nothing to measure: on a pretended card, without CUDA, or within another measurement.
+    profiler sees only what happens during the call, in this thread (CUDA counts everything by itself). Raises
+    RuntimeError where there is nothing to measure: on a pretended card, without CUDA, or within another measurement.
     """
+    if not callable(function):
+        raise TypeError(
+            f"measure_peak runs a function, such as `lambda: model(**inputs)`, and got a {type(function).__name__}: "
+            "what was called before has used its memory already"
+        )
     if device not in ("cpu", "cuda"):
         raise ValueError(f'device has to be "cpu" or "cuda", not {device!r}')
     if detect_fake_mode() is not None:
@@ -344,10 +370,12 @@ def measure_peak(function: Callable[[], object], *holding, device: str = "cpu") 
 def state_bytes(model: Module, optimizer: Optimizer | None = None) -> dict[str, int]:
     """Count what a model holds now: parameters and trainable (numbers), weights, gradients, optimizer (bytes)."""
     parameters = list(model.parameters())
+    # Layers of dynamic quantization have no parameter: their weight is a method.
+    packed = [module.weight() for module in model.modules() if callable(getattr(module, "weight", None))]
     return {
         "parameters": sum(p.numel() for p in parameters),
         "trainable": sum(p.numel() for p in parameters if p.requires_grad),
-        "weights": _bytes(parameters),
+        "weights": _bytes(parameters + packed),
         "gradients": _bytes([p.grad for p in parameters if p.grad is not None]),
         "optimizer": _bytes(_tensors(optimizer.state)) if optimizer else 0,
     }
@@ -361,7 +389,10 @@ def _bytes(tensors) -> int:
         if is_traceable_wrapper_subclass(tensor):
             todo += [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
         else:
-            storages[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
+            with contextlib.suppress(
+                NotImplementedError, ValueError
+            ):  # sparse tensors have no storage, lazy ones not yet
+                storages[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
     return sum(storages.values())
 
 
@@ -429,6 +460,10 @@ def free_memory(namespace: dict | None = None) -> Freed:
     touched. namespace: where to look for holders, by default the notebook's (or the main script's) variables.
     `freed` counts CUDA's allocated bytes when CUDA is in use, else the memory of this process.
     """
+    if not isinstance(namespace, dict | None):
+        raise TypeError(
+            f"free_memory deletes no {type(namespace).__name__}: use `del` for its name, then free_memory()"
+        )
     in_use = torch.cuda.memory_allocated if torch.cuda.is_initialized() else process_memory
     before = in_use()
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
@@ -443,9 +478,11 @@ def free_memory(namespace: dict | None = None) -> Freed:
             shell.displayhook.flush()
         for names in (shell.user_ns, shell.user_ns_hidden):  # of these, flush forgets some
             names.update({"_": "", "__": "", "___": ""})
+    known = {id(None)}  # `raise error from error` makes a ring
     while errors:
         error = errors.pop()
-        if error is not None:
+        if id(error) not in known:
+            known.add(id(error))
             traceback.clear_frames(error.__traceback__)
             errors += [error.__cause__, error.__context__]
     for name in ("last_exc", "last_type", "last_value", "last_traceback"):
@@ -458,6 +495,9 @@ def free_memory(namespace: dict | None = None) -> Freed:
     if namespace is None:
         namespace = shell.user_ns if shell is not None else vars(sys.modules["__main__"])
     own = shell.user_ns_hidden if shell is not None else {}  # names that IPython made: Out, exit, get_ipython
-    named = [(n, t, _bytes(_tensors(t))) for n, t in namespace.items() if not n.startswith("_") and n not in own]
-    rows = [(name, size, _what(thing)) for name, thing, size in named if size]
+    rows = []
+    for name, thing in namespace.items():
+        with contextlib.suppress(Exception):  # the reader's own classes may raise when they are looked into
+            if not name.startswith("_") and name not in own and (size := _bytes(_tensors(thing))):
+                rows.append((name, size, _what(thing)))
     return Freed(max(before - in_use(), 0), sorted(rows, key=lambda row: -row[1]))

@@ -11,6 +11,7 @@ import re
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from numbers import Real
 from unittest import mock
 
 import torch
@@ -23,6 +24,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.nn import Module, Parameter, functional
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 MIB, GIB = 2**20, 2**30
 CUDA_CONTEXT = 400 * MIB
@@ -42,9 +44,9 @@ def in_words(n: float) -> str:
 
 def gib_to_bytes(value: float) -> float:
     """The bytes of so many GiB. Raises ValueError for what no memory can have."""
-    if not isinstance(value, (int, float)) or not 0 < value < math.inf:
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < value < math.inf:
         raise ValueError(f"a memory is a number of GiB above 0, such as 8, not {value!r}")
-    return value * GIB
+    return float(value) * GIB
 
 
 class Ledger(FakeTensorMode):
@@ -76,10 +78,13 @@ class Ledger(FakeTensorMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if self.inside or func is torch.ops.prim.device.default:  # a step of another operation; a mere question
             return self.dispatch(func, types, args, kwargs or {})
-        if any(isinstance(arg, Parameter) and not isinstance(arg, FakeTensor) for arg in args):
+        if any(
+            isinstance(arg, Parameter) and not isinstance(arg, FakeTensor) and not is_traceable_wrapper_subclass(arg)
+            for arg in args
+        ):
             raise RuntimeError(
-                "this model was made outside the pretended GPU, so its weights are still in this machine's memory: "
-                "bring it in with `model = gpu.place(model)`, or build it inside the `with PretendGPU(...)` block"
+                "this model was made outside the pretended GPU, or read from a file, so its weights are still in this "
+                "machine's memory: bring it in with `model = gpu.place(model)`"
             )
         if func in IN_PLACE and args[0].dim() and _of_one_kind(args):
             out = args[0]
@@ -206,7 +211,12 @@ def _replace_tensors(module, fn, recurse=True):
 
 def _copy_fake(tensor: torch.Tensor, memo: dict) -> torch.Tensor:
     """A fake tensor of the same shape, also for `copy.deepcopy`: torch's own would copy the mode and corrupt memory."""
-    new = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+    if is_traceable_wrapper_subclass(tensor):
+        names, context = tensor.__tensor_flatten__()
+        parts = {name: _copy_fake(getattr(tensor, name), memo) for name in names}
+        new = type(tensor).__tensor_unflatten__(parts, context, tensor.shape, tensor.stride())
+    else:
+        new = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
     new = Parameter(new, tensor.requires_grad) if isinstance(tensor, Parameter) else new
     return memo.setdefault(id(tensor), new)
 
@@ -237,7 +247,11 @@ def fake_machine(ledger: Ledger) -> Iterator[None]:
         for owner, name, value in patches:
             stack.enter_context(mock.patch.object(owner, name, value))
         stack.enter_context(ledger)
-        yield
+        try:
+            yield
+        except DynamicOutputShapeException as error:
+            error.add_note("On fake tensors nothing is computed, so a shape cannot depend on values.")
+            raise
 
 
 class PretendGPU:
@@ -277,12 +291,10 @@ class PretendGPU:
         return self
 
     def __exit__(self, kind, error, trace) -> None:
-        self._inside.close()
-        self._inside = None
+        inside, self._inside = self._inside, None
+        inside.__exit__(kind, error, trace)
         if self.pretend and re.search("support for cuda devices|compiled with CUDA", str(error)):
             error.add_note('A pretended card is not called "cuda": write gpu.device.')
-        if isinstance(error, DynamicOutputShapeException):
-            error.add_note("On a pretended card nothing is computed, so a shape cannot depend on values.")
 
     @property
     def allocated(self) -> int:

@@ -29,7 +29,10 @@ def check_02_1(answer: dict[str, Any]) -> str | None:
         )
     if options.get("freeze") is not None or options.get("lora") or options.get("mode", "training") != "training":
         return "not every parameter of the model is trained"
-    if options.get("dtype", "float32") != "float32" or options.get("optimizer", "adamw") != "adamw":
+    if (
+        str(options.get("dtype", "float32")) not in ("float32", "torch.float32")
+        or options.get("optimizer", "adamw") != "adamw"
+    ):
         return "the weights should stay in float32, and the optimizer should be AdamW"
     peak = memory.predict_peak("bert-base", **options | {"device": "cuda"})
     if (verdict := peak.verdict(4)) != "fits":
@@ -44,6 +47,10 @@ def check_02_2(answer: Callable[[nn.Module, list[dict]], Any]) -> str | None:
     ids, labels = torch.arange(24).reshape(6, 4), torch.tensor([0, 1, 1, 0, 1, 1])
     whole, pieces = _tiny_classifier().eval(), _tiny_classifier().eval()
     whole(input_ids=ids, labels=labels).loss.backward()
+    alive, most = [], []  # texts whose activations wait for backward(), now and at every forward pass
+    pieces.register_forward_hook(lambda *_: most.append(sum(alive)))
+    pieces.bert.embeddings.register_forward_hook(lambda module, args, out: alive.append(len(out)))
+    pieces.classifier.bias.register_post_accumulate_grad_hook(lambda parameter: alive.clear())
     answer(pieces, [{"input_ids": ids[i : i + 2], "labels": labels[i : i + 2]} for i in (0, 2, 4)])
     pairs = list(zip(whole.parameters(), pieces.parameters(), strict=True))
     if any(not torch.equal(a, b) for a, b in pairs):
@@ -55,6 +62,8 @@ def check_02_2(answer: Callable[[nn.Module, list[dict]], Any]) -> str | None:
         return "the gradients are 3 times too large for 3 micro-batches: each loss is a mean, and means do not add up"
     if not torch.allclose(got, wanted, atol=1e-5):
         return "the gradients are not those of the large batch: does every micro-batch count, and with the same weight?"
+    if max(most) > 2:
+        return f"the activations of {max(most)} texts are alive at once: call backward() before the next micro-batch"
     return None
 
 
