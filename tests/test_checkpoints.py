@@ -250,7 +250,143 @@ def test_other_shapes_and_kinds_of_number(model, tmp_path):
     refused(saved(model.state_dict() | {name: torch.zeros(100, 32, device="meta")}, tmp_path / "m.pth"), "no data")
 
 
+@pytest.mark.parametrize("options", [{"device": "mps:7"}, {"device": "gpu"}, {"device": "meta"}, {"dtype": torch.int8}])
+def test_options_that_cannot_be_leave_the_model_as_it_was(model, tmp_path, options):
+    path, other = saved(model.state_dict(), tmp_path / "m.pth"), base(2)
+    refused(path, next(iter(options.values())).__str__(), build=other, **options)
+    same(other, base(2))
+
+
+def test_a_name_may_stand_alone_where_a_list_is_asked_for(model, tmp_path):
+    content = {"model": model.state_dict() | {"more": torch.ones(2)}, "args": argparse.Namespace()}
+    path, build = saved(content, tmp_path / "m.pth"), lambda: BertForSequenceClassification(CONFIG)
+    report = checkpoints.load(path, build, allow="argparse.Namespace", new="classifier", drop="more")
+    assert (len(report.missing), report.unexpected) == (2, ["more"])
+
+
+class Scale(nn.Module):
+    """A part of one's own that says in its constructor only how it begins."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(5))
+        self.register_buffer("table", torch.arange(5.0), persistent=False)
+
+
+class Headed(PreTrainedModel):
+    config_class = BertConfig
+    _supports_sdpa = True
+
+    def __init__(self, config, head=Scale):
+        super().__init__(config)
+        self.body, self.head = BertModel(config), head()
+        self.post_init()
+
+
+class Needy(Headed):
+    def __init__(self, config, head):
+        super().__init__(config, head)
+
+
+def test_new_parts_never_hold_what_lay_in_memory(model, tmp_path):
+    path = saved(model.state_dict(), tmp_path / "m.pth")
+    for build in (lambda: Headed(CONFIG), lambda: nn.ModuleDict({"body": BertModel(CONFIG), "head": Scale()})):
+        refused(path, "nothing says how head.scale begins", build=build, new=["head"])
+        head = checkpoints.load(path, build(), new=["head"]).model.get_submodule("head")
+        assert torch.equal(head.scale, torch.ones(5))
+    linear = nn.Linear(3, 3).state_dict()
+    path = saved({f"1.{name}": value for name, value in linear.items()}, tmp_path / "linear.pth")
+    got = checkpoints.load(
+        path, lambda: nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 3)), new=["0"], at_least=0.4
+    ).model[0]
+    assert torch.equal(got.weight, torch.ones(3))
+    assert torch.equal(got.running_var, torch.ones(3))
+
+
+def test_new_weights_that_are_tied_stay_tied(tmp_path):
+    tied = BertForMaskedLM(CONFIG)
+    word, out = "bert.embeddings.word_embeddings.weight", "cls.predictions.decoder.weight"
+    path = saved({n: v for n, v in tied.state_dict().items() if n not in (word, out)}, tmp_path / "m.pth")
+    got = checkpoints.load(path, lambda: BertForMaskedLM(CONFIG), new=["word_embeddings", "decoder"]).model
+    assert got.get_parameter(word) is got.get_parameter(out)
+    assert 0 < got.get_parameter(word).std() < 0.1
+
+
+def test_a_model_whose_class_takes_more_than_a_configuration(tmp_path):
+    wanted = Needy(CONFIG, Scale)
+    report = checkpoints.load(saved(wanted.state_dict(), tmp_path / "m.pth"), Needy(CONFIG, Scale))
+    same(report.model.body.eval(), wanted.body.eval())
+
+
+class Item(nn.Linear):
+    def __init__(self):
+        super().__init__(2, 2)
+        self.norm = float(self.weight.norm())
+
+
+class Extra(nn.Linear):
+    def get_extra_state(self):
+        return {"version": 1}
+
+
+def test_models_that_load_cannot_build_or_fill(tmp_path):
+    path = saved(nn.Linear(2, 2).state_dict(), tmp_path / "m.pth")
+    for build in (Item, nn.Linear, lambda: nn.LazyLinear(2), lambda: None, "bert"):
+        refused(path, "a function that builds the model, or the model itself", build=build)
+    assert len(checkpoints.load(path, Item()).loaded) == 2
+    refused(path, "_extra_state in the model is no tensor", build=lambda: Extra(2, 2))
+
+
+@pytest.mark.parametrize("form", ["zip", "legacy", "safetensors"])
+def test_what_is_tied_only_in_the_file_is_not_changed_together(tmp_path, form):
+    state, path = BertForMaskedLM(CONFIG).state_dict(), tmp_path / "m.pth"
+    checkpoints.save(state, path) if form == "safetensors" else saved(state, path, form == "legacy")
+    untied = BertConfig.from_dict(CONFIG.to_dict() | {"tie_word_embeddings": False})
+    got = checkpoints.load(path, lambda: BertForMaskedLM(untied)).model
+    with torch.no_grad():
+        got.cls.predictions.decoder.weight += 1
+    word = "bert.embeddings.word_embeddings.weight"
+    assert torch.equal(got.get_parameter(word), state[word])
+
+
+def test_stretched_tensors_and_parameters_in_the_place_of_buffers(tmp_path):
+    wanted = nn.BatchNorm1d(3)
+    state = wanted.state_dict() | {"bias": torch.zeros(1).expand(3), "running_mean": nn.Parameter(torch.zeros(3))}
+    got = check(saved(state, tmp_path / "m.pth"), wanted, lambda: nn.BatchNorm1d(3)).model
+    assert "running_mean" in dict(got.named_buffers())
+    assert not got.running_mean.requires_grad
+    with torch.no_grad():
+        got.bias += torch.arange(3)
+    assert got.bias.tolist() == [0, 1, 2]
+
+
+def test_numbers_that_do_not_fit_or_are_none(model, tmp_path):
+    name, path = "pooler.dense.bias", tmp_path / "m.pth"
+    large = saved(model.state_dict() | {name: torch.full((32,), 1e6)}, tmp_path / "large.pth")
+    refused(large, f"{name} has numbers in the file that torch.float16 cannot hold", dtype=torch.float16)
+    assert checkpoints.load(large, lambda: BertModel(CONFIG)).model.pooler.dense.bias.mean() == 1e6
+    diverged = saved(model.state_dict() | {name: torch.full((32,), torch.nan)}, tmp_path / "diverged.pth")
+    assert f"{name} holds numbers that are not finite" in str(checkpoints.load(diverged, lambda: BertModel(CONFIG)))
+    refused(saved(model.state_dict() | {name: torch.ones(32).to_sparse()}, path), f"{name} has torch.sparse_coo")
+    counts = nn.BatchNorm1d(3).state_dict() | {"num_batches_tracked": torch.tensor(2**40)}
+    small = nn.BatchNorm1d(3)
+    small.num_batches_tracked = torch.tensor(0, dtype=torch.int32)
+    refused(saved(counts, path), "num_batches_tracked has numbers in the file", build=small)
+    tied, word = BertForMaskedLM(CONFIG).state_dict(), "bert.embeddings.word_embeddings.weight"
+    for odd, words in (("gone", f"{word} is a str"), (tied[word].to("meta"), f"{word} has no data")):
+        refused(saved(tied | {word: odd}, path), words, build=lambda: BertForMaskedLM(CONFIG))
+
+
 # Nesting
+
+
+@pytest.mark.parametrize("kind", ["itself", "doubled", "deep"])
+def test_case_32_containers_that_hold_themselves_or_grow(model, tmp_path, kind):
+    content, inner = {"model": model.state_dict()}, {"a": 0}
+    for _ in range({"itself": 0, "doubled": 60, "deep": 200}[kind]):
+        inner = {"a": inner, "b": [inner]} if kind == "doubled" else {"a": inner}
+    content["more"] = content if kind == "itself" else inner
+    check(saved(content, tmp_path / "m.pth"), model)
 
 
 @pytest.mark.parametrize("key", ["model_state_dict", "state_dict", "net_dict", "network", "model", "any name"])
@@ -396,6 +532,42 @@ def test_case_38_a_whole_model_whose_class_is_here(tmp_path):
     check(path, net, lambda: nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), allow=checkpoints.inspect(path).refused)
 
 
+def rewritten(path, change=lambda name, data: data, compression=zipfile.ZIP_STORED):
+    """The same archive, written by another program."""
+    target = path.with_suffix(".new")
+    with zipfile.ZipFile(path) as old, zipfile.ZipFile(target, "w", compression) as new:
+        for name in old.namelist():
+            new.writestr(name, change(name, old.read(name)))
+    return target
+
+
+def test_a_class_that_acts_is_refused_under_any_name(model, tmp_path):
+    mark = tmp_path / "mark"
+    copy = "import shutil, sys; shutil.copy(*sys.argv[1:])"
+    payload = Payload(refused, [sys.executable, "-c", copy, __file__, str(mark)])
+    path = saved({"model": model.state_dict(), "x": payload}, tmp_path / "m.pth")
+    old, new = f"c{__name__}\nrefused\n".encode(), f"c{__name__}\nsubprocess.Popen\n".encode()
+    path = rewritten(path, lambda name, data: data.replace(old, new))
+    name = f"{__name__}.subprocess.Popen"
+    assert checkpoints.inspect(path).refused == [name]
+    refused(path, f"{name} can do more than hold values", allow=[name])
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("theirs", ["pathlib\nWindowsPath", "pathlib\nPosixPath", "pathlib._local\nPosixPath"])
+def test_case_37_paths_of_another_system(model, tmp_path, theirs):
+    ours = f"c{type(tmp_path).__module__}\n{type(tmp_path).__name__}\n".encode()
+    path = saved({"model": model.state_dict(), "where": tmp_path}, tmp_path / "m.pth")
+    path = rewritten(path, lambda name, data: data.replace(ours, f"c{theirs}\n".encode()))
+    assert checkpoints.inspect(path).refused == [theirs.replace("\n", ".")]
+    check(path, model, allow=checkpoints.inspect(path).refused)
+
+
+@pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_case_40_an_archive_that_was_packed_again(model, tmp_path, compression):
+    check(rewritten(saved(model.state_dict(), tmp_path / "m.pth"), compression=compression), model)
+
+
 # Broken files
 
 
@@ -407,10 +579,7 @@ def broken(kind, model, path):
         checkpoints.save(model, path)
         whole = path.read_bytes()
     if kind == "newer":
-        with zipfile.ZipFile(path) as old, zipfile.ZipFile(path.with_suffix(".new"), "w") as new:
-            for name in old.namelist():
-                new.writestr(name, b"99\n" if name.endswith("/version") else old.read(name))
-        return path.with_suffix(".new").read_bytes()
+        return rewritten(path, lambda name, data: b"99\n" if name.endswith("/version") else data).read_bytes()
     if kind.endswith("protocol"):
         torch.save(model.state_dict(), path, pickle_protocol=4)
         return path.read_bytes()
@@ -421,6 +590,7 @@ def broken(kind, model, path):
         "last_byte": whole[:-1],
         "lfs": b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 438\n",
         "html": b"<!DOCTYPE html><html><head><title>Sign in</title></head></html>",
+        "marked_html": b"\xef\xbb\xbf<html><title>Sign in</title></html>",
         "json": b'{"error": "Repository not found"}',
         "gzip": b"\x1f\x8b\x08\x00" + whole[:1000],
         "numpy": b"\x93NUMPY\x01\x00" + whole[:1000],
@@ -439,7 +609,7 @@ BROKEN = {
     "pickle_9": "protocol 9, newer", "zip": "zip archive", "middle": "Bad CRC|checksum", "newer": "newer format",
     "pickle_protocol": "pickle protocol 4", "legacy_half": "is incomplete", "legacy_last_byte": "is incomplete",
     "safetensors_half": "is incomplete", "safetensors_last_byte": "is incomplete",
-    "safetensors_ten_bytes": "incomplete",
+    "safetensors_ten_bytes": "incomplete", "marked_html": "web page",
     "safetensors_middle": "damaged",
 }  # fmt: skip
 
@@ -551,7 +721,11 @@ def test_tied_weights(tmp_path, full):
     got = check(path, tied, lambda: BertForMaskedLM(CONFIG)).model
     assert got.cls.predictions.decoder.weight is got.bert.embeddings.word_embeddings.weight
     saved(state | {one: state[one] + 1}, path)
-    refused(path, "is tied to another weight in the model, not in the file", build=lambda: BertForMaskedLM(CONFIG))
+    refused(
+        path,
+        "is tied to bert.embeddings.word_embeddings.weight in the model, not",
+        build=lambda: BertForMaskedLM(CONFIG),
+    )
 
 
 def test_save_is_read_by_others_and_leaves_nothing_half_written(model, tmp_path):
@@ -574,6 +748,13 @@ def test_save_of_views_and_turned_tensors(tmp_path):
     checkpoints.save(state, tmp_path / "m.safetensors")
     got = safetensors.torch.load_file(tmp_path / "m.safetensors")
     assert all(torch.equal(got[name], value) for name, value in state.items())
+
+
+def test_save_names_what_it_cannot_hold(tmp_path):
+    for state in ({0: torch.ones(2)}, {"a": torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)}):
+        with pytest.raises(CheckpointError, match="has no numbers that safetensors can hold"):
+            checkpoints.save(state, tmp_path / "m.safetensors")
+    assert not [*tmp_path.iterdir()]
 
 
 def test_case_43_a_folder_with_only_a_bin_file(model, tmp_path):
@@ -625,6 +806,26 @@ def test_case_39_state_of_other_weights(tmp_path):
     path = saved({"g": optimizer.state_dict(), "d": optimizer.state_dict()}, tmp_path / "m.pth")
     with pytest.raises(CheckpointError, match="'g', 'd'"):
         checkpoints.load_optimizer(path, optimizer)
+
+
+def test_case_39_state_of_another_kind_or_in_another_order(tmp_path):
+    net, optimizer = trained()
+    named = torch.optim.AdamW([(f"module.{name}", weight) for name, weight in net.named_parameters()])
+    adam = saved(optimizer.state_dict(), tmp_path / "adam.pth")
+    names = saved(named.state_dict(), tmp_path / "names.pth")
+    sgd = saved(torch.optim.SGD(net.parameters(), momentum=0.9).state_dict(), tmp_path / "sgd.pth")
+    ours, turned = list(net.named_parameters()), list(net.named_parameters())[::-1]
+    crossed = [ours[1], ours[0], *ours[2:]]
+    checkpoints.load_optimizer(names, torch.optim.AdamW(ours))
+    for path, fresh, words in (
+        (sgd, torch.optim.AdamW(ours), "another kind of optimizer, with dampening"),
+        (adam, torch.optim.SGD(ours, momentum=0.9), "another kind of optimizer, with amsgrad"),
+        (names, torch.optim.AdamW(turned), "its optimizer has the weights module.0.weight"),
+        (adam, torch.optim.AdamW(crossed), "belongs to no weight"),
+    ):
+        with pytest.raises(CheckpointError, match=words):
+            checkpoints.load_optimizer(path, fresh)
+        assert not fresh.state
 
 
 # 200 mutations

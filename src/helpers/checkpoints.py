@@ -35,7 +35,7 @@ _STORAGES = {"Float": "float32", "Double": "float64", "Half": "float16", "BFloat
 _STORAGES |= {"Int": "int32", "Short": "int16", "Char": "int8", "Byte": "uint8", "Bool": "bool"}
 _SIGNATURES = {
     rb"version https://git-lfs": "a Git LFS pointer, a note in the place of a large file: `git lfs pull` gets the file",
-    rb"\s*<": "a web page: what was saved is the page about the file, or one that asks for a login",
+    rb"(\xef\xbb\xbf)?\s*<": "a web page: what was saved is the page about the file, or one that asks for a login",
     rb"\s*[{\[]": "JSON: an error message, or the index of a model in several files, which are loaded one by one",
     rb"\x1f\x8b|BZh|\xfd7z|7z\xbc|\(\xb5/\xfd|Rar!|(?s:.{257})ustar": "a packed archive: unpack it first",
     rb"\x89HDF|GGUF|\x93NUMPY": "another program's (HDF5, GGUF or NumPy): torch cannot read it",
@@ -172,7 +172,7 @@ def inspect(path: str | Path) -> Inspection:
     nesting = {str(key): getattr(value, "path", "") or type(value).__name__ for key, value in nesting.items()}
     refused = [name for name in names if name not in _get_allowed_globals()]
     leads = {key: "".join(f"{part}." for part in _lead(state)) for key, state in states.items()}
-    tensors, size = dict(_tensors(tree)), path.stat().st_size
+    tensors, size = dict(_tensors(tree, "", set())), path.stat().st_size
     counts = [dict(Counter(getattr(tensor, what) for tensor in tensors.values())) for what in ("device", "dtype")]
     return Inspection(path, form, size, tensors, leads, nesting, names, refused, whole, *counts)
 
@@ -189,7 +189,7 @@ def _parse(path: Path, data: mmap.mmap, start: bytes) -> tuple[str, Any, list[st
             records = {name.partition("/")[2]: name for name in archive.namelist()}
             if "data.pkl" not in records or "constants.pkl" in records:
                 kind = "a TorchScript program, for torch.jit.load" if "constants.pkl" in records else "no checkpoint"
-                raise CheckpointError(f"{what} is a zip archive, but {kind}")
+                raise CheckpointError(f"{what} is a zip archive, but {kind}; it holds {_few(archive.namelist())}")
             if "version" in records and int(archive.read(records["version"])) > ZIP_VERSION:
                 raise CheckpointError(f"{what} has a newer format than this torch reads: update torch")
             pickled = archive.read(records["data.pkl"])
@@ -228,24 +228,32 @@ def _mapped(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
         return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
 
 
-def _tensors(tree: Any, path: str = "") -> Iterator[tuple[str, StoredTensor]]:
+def _enter(thing: Any, path: str, seen: set[int]) -> bool:
+    """Whether to look into a container: into each once, as it may hold itself, and not into what no weights are in."""
+    fresh = id(thing) not in seen and path.count("/") < 50
+    seen.add(id(thing))
+    return fresh
+
+
+def _tensors(tree: Any, path: str, seen: set[int]) -> Iterator[tuple[str, StoredTensor]]:
     if isinstance(tree, StoredTensor):
         yield path or "tensor", tree
-    elif isinstance(inside := getattr(tree, "state", None) or tree, dict | list | tuple):
+    elif isinstance(inside := getattr(tree, "state", None) or tree, dict | list | tuple) and _enter(inside, path, seen):
         for name, thing in inside.items() if isinstance(inside, dict) else enumerate(inside):
-            yield from _tensors(thing, f"{path}/{name}".lstrip("/"))
+            yield from _tensors(thing, f"{path}/{name}".lstrip("/"), seen)
 
 
-def _states(tree: Any, path: str = "") -> Iterator[tuple[str, Mapping]]:
+def _states(tree: Any, path: str = "", seen: set[int] | None = None) -> Iterator[tuple[str, Mapping]]:
     """The sets of weights in what a checkpoint holds, by the keys that lead there."""
+    seen = set() if seen is None else seen
     if isinstance(tree, nn.Module) or "_modules" in (getattr(tree, "state", None) or ()):
         yield path, tree.state_dict() if isinstance(tree, nn.Module) else tree
     elif isinstance(tree, dict) and "param_groups" not in tree:
         named = [isinstance(n, str) and isinstance(t, torch.Tensor | StoredTensor) for n, t in tree.items()]
         if 2 * sum(named) > len(named):
             yield path, tree
-        for name, thing in tree.items():
-            yield from _states(thing, f"{path}/{name}".lstrip("/"))
+        for name, thing in tree.items() if _enter(tree, path, seen) else ():
+            yield from _states(thing, f"{path}/{name}".lstrip("/"), seen)
 
 
 def _optimizers(tree: Any) -> Iterator[tuple[str, Mapping]]:
@@ -264,6 +272,10 @@ def _few(names: Iterable[str]) -> str:
     return ", ".join([*names][:5]) + f" and {len([*names]) - 5} more" * (len([*names]) > 5)
 
 
+def _names(names: str | Iterable[str]) -> list[str]:
+    return [names] if isinstance(names, str) else [*names]
+
+
 def _within(name: str, parts: Iterable[str]) -> bool:
     return any(f".{part}." in f".{name}." for part in parts)
 
@@ -271,10 +283,14 @@ def _within(name: str, parts: Iterable[str]) -> bool:
 def _allowed(names: Iterable[str]) -> Iterator[tuple[Any, str]]:
     for name in names:
         try:
-            thing = pkgutil.resolve_name(name.replace("numpy.core.", "numpy._core."))
+            # A path of another system's or Python's kind is read as one that only names a place.
+            here = re.sub(r"^pathlib\.(_local\.)?(?=(Posix|Windows)Path$)", "pathlib.Pure", name)
+            thing = pkgutil.resolve_name(here.replace("numpy.core.", "numpy._core."))
         except (ImportError, AttributeError, ValueError) as error:
             raise CheckpointError(f"a pickle needs what it names, and {name} is not here: {error}") from error
-        own = name.partition(".")[0] not in sys.stdlib_module_names | {"numpy"} or name.startswith("__main__.")
+        # Not where the file says it is: "my.subprocess.Popen" is Popen.
+        home = str(getattr(thing, "__module__", ""))
+        own = home == "__main__" or home.partition(".")[0] not in sys.stdlib_module_names | {"numpy"}
         if not _HARMLESS.fullmatch(name) and not (own and isinstance(thing, type)):
             raise CheckpointError(f"{name} can do more than hold values: it is never allowed")
         yield thing, name
@@ -285,7 +301,7 @@ def _allowed(names: Iterable[str]) -> Iterator[tuple[Any, str]]:
 
 def _read(path: Path, key: str | None, allow: Iterable[str], find: Callable) -> tuple[Mapping, str]:
     """What `find` finds in a file, at `key` or the only one, mapped into memory; and how the bytes were checked."""
-    look, allow = inspect(path), list(allow)
+    look, allow, mapped = inspect(path), _names(allow), False
     if look.format not in ("zip", "legacy", "safetensors"):
         text = "which safe loading does not read; where it came from, torch.save(model.state_dict(), ...) makes one"
         raise CheckpointError(f"{path.name} is a {look.format}, {text}")
@@ -306,8 +322,10 @@ def _read(path: Path, key: str | None, allow: Iterable[str], find: Callable) -> 
                 with _zip(path) as archive:
                     if broken := archive.testzip():
                         raise ValueError(f"the checksum of {broken} does not agree")
-                    checked = "CRC-32" if archive.infolist()[0].CRC is not None else checked
-            mapped = look.format == "zip" and path.suffix != ".safetensors"  # torch.load would believe the name
+                    records = archive.infolist()
+                checked = "CRC-32" if records[0].CRC is not None else checked
+                # torch.load would believe the name, and map packed bytes as if they were numbers
+                mapped = path.suffix != ".safetensors" and not any(record.compress_type for record in records)
             with torch.serialization.safe_globals(list(_allowed(allow))), path.open("rb") as file:
                 tree = torch.load(path if mapped else file, map_location="cpu", weights_only=True, mmap=mapped)
     parts = dict(find(tree))
@@ -397,20 +415,19 @@ def load(path, model, device="cpu", *, key=None, allow=(), new=(), drop=(), dtyp
     Weights stay mapped to the file until they change: never write into it, replace it, as `save` does. Build optimizers
     afterwards. Raises CheckpointError; then the model given is as it was.
     """
-    path, new, drop = Path(path), list(new), list(drop)
-    if torch.device(device).type == "cuda" and not torch.cuda.is_available():
-        raise CheckpointError(f"{device!r} was asked for, but {machine.cuda_status().reason}")
+    path, new, drop = Path(path), _names(new), _names(drop)
+    _check_options(device, dtype)
     with _parameters_on_meta():
-        core = model if isinstance(model, nn.Module) else model().eval()
-        twin = type(core)(core.config) if core is model and hasattr(type(core), "config_class") else core
+        core, twin = _build(model)
     state, checked = _read(path, key, allow, _states)
-    own, notes = core.state_dict(keep_vars=True), []
+    own, notes, seen = core.state_dict(keep_vars=True), [], set()
+    if odd := [name for name, value in own.items() if not isinstance(value, torch.Tensor)]:
+        raise CheckpointError(f"{_few(odd)} in the model is no tensor: use the model's own load_state_dict, strictly")
     dropped = [str(name) for name in state if _within(name, drop)]
     state = {str(name): value for name, value in state.items() if name not in dropped}
     for name in [n for n in state if _POSITIONS.search(n)] if not any(map(_POSITIONS.search, own)) else ():
-        if isinstance(state[name], torch.Tensor) and torch.equal(
-            state[name].ravel(), torch.arange(state[name].numel())
-        ):
+        value = state[name]
+        if isinstance(value, torch.Tensor) and not value.is_meta and value.ravel().tolist() == [*range(value.numel())]:
             notes.append(f"left out {name}, which newer versions compute")
             del state[name]
     names = _rename(list(state), own)
@@ -425,15 +442,23 @@ def load(path, model, device="cpu", *, key=None, allow=(), new=(), drop=(), dtyp
             notes.append(f"computed {group[0]}, which the file lacks")
         elif not found:
             missing += group
+        wanted = dtype if dtype and first.is_floating_point() else first.dtype
         for name in found:
-            misfits += _misfit(name, given[name], first, given[found[0]])
+            misfits += _misfit(name, given[name], first, wanted)
         if found and not misfits:
-            wanted = dtype if dtype and first.is_floating_point() else first.dtype
-            value = given[found[0]].to(wanted)
+            stored = given[found[0]].detach()
+            misfits += [f"{name} is tied to {found[0]} in the model, not in the file" for name in found[1:]
+                        if not _same(given[name], stored)]  # fmt: skip
+            value = stored.to(wanted).contiguous()
+            # What is tied in the file, and not in the model, would be changed together.
+            value = value.clone() if value.untyped_storage()._cdata in seen else value
+            seen.add(value.untyped_storage()._cdata)
+            if not _finite(value):
+                notes.append(f"{found[0]} holds numbers that are not finite")
             value = nn.Parameter(value, first.requires_grad) if isinstance(first, nn.Parameter) else value
             full |= dict.fromkeys(group, value)
-            if given[found[0]].dtype != wanted:
-                dtypes |= dict.fromkeys(group, f"{given[found[0]].dtype} -> {wanted}".replace("torch.", ""))
+            if stored.dtype != wanted:
+                dtypes |= dict.fromkeys(group, f"{stored.dtype} -> {wanted}".replace("torch.", ""))
     if lost := [name for name in missing if not _within(name, new)]:
         misfits.append(f"not in the file: {_few(lost)}")
     share = sum(own[name].numel() for name in full) / max(1, sum(value.numel() for value in own.values()))
@@ -452,9 +477,7 @@ def load(path, model, device="cpu", *, key=None, allow=(), new=(), drop=(), dtyp
         if name not in own and (mine.is_meta or not same):
             core.get_submodule(place)._buffers[leaf] = buffer.to(device if mine.is_meta else mine)
             notes.append(f"computed the buffer {name} anew")
-    for place in dict.fromkeys(name.rpartition(".")[0] for name in missing if own[name].is_meta):
-        part = core.get_submodule(place).to_empty(device="cpu", recurse=False)
-        core._init_weights(part) if hasattr(core, "_init_weights") else part.reset_parameters()
+    _initialize(core, [name for name in missing if own[name].is_meta])
     if empty := [n for n, t in (*core.named_parameters(), *core.named_buffers()) if t.is_meta and n not in full]:
         raise CheckpointError(
             f"{_few(empty)} would stay on meta, without data: give load a function that builds the model"
@@ -464,15 +487,73 @@ def load(path, model, device="cpu", *, key=None, allow=(), new=(), drop=(), dtyp
     return Report(core.to(device), list(full), missing, dropped, renamed, dtypes, notes, checked)
 
 
-def _misfit(name: str, value: Any, own: torch.Tensor, tied: torch.Tensor) -> list[str]:
+def _check_options(device: Any, dtype: torch.dtype | None) -> None:
+    """Before anything is changed: a device that exists, numbers that can be weights."""
+    if not getattr(dtype or torch.float32, "is_floating_point", False):
+        raise CheckpointError(f"dtype={dtype!r}: weights are floating-point numbers, such as torch.float32")
+    try:
+        if torch.device(device).type == "cuda" and not torch.cuda.is_available():
+            raise RuntimeError(machine.cuda_status().reason)
+        if torch.empty(0, device=device).is_meta:
+            raise RuntimeError("nothing has numbers there")
+    except (RuntimeError, AssertionError) as error:
+        raise CheckpointError(f"{device!r} was asked for, but {error}") from error
+
+
+def _build(model: nn.Module | Callable[[], nn.Module]) -> tuple[nn.Module, nn.Module]:
+    """The model to fill, and one like it with buffers as they are computed at first."""
+    if isinstance(model, nn.Module):
+        try:
+            return model, type(model)(model.config) if hasattr(type(model), "config_class") else model
+        except TypeError:  # its class takes more than a configuration
+            return model, model
+    try:
+        core = model()
+        return core.eval(), core
+    except Exception as error:
+        text = "it is a function that builds the model, or the model itself, which helps where building needs numbers"
+        raise CheckpointError(f"model: {text}; this one failed with {type(error).__name__}: {error}") from error
+
+
+def _initialize(core: nn.Module, names: list[str]) -> None:
+    """Numbers for new parameters, as the module that has them makes them; those that are tied stay tied."""
+    parts, made = dict.fromkeys(core.get_submodule(name.rpartition(".")[0]) for name in names), {}
+    for part in parts:
+        for leaf, weight in part._parameters.items():
+            if weight is not None and weight.is_meta:
+                empty = torch.full_like(weight, torch.nan, device="cpu")
+                part._parameters[leaf] = made.setdefault(weight, nn.Parameter(empty, weight.requires_grad))
+    for part in parts:
+        if hasattr(core, "_init_weights") or hasattr(part, "reset_parameters"):
+            core._init_weights(part) if hasattr(core, "_init_weights") else part.reset_parameters()
+    if left := [name for name in names if core.get_parameter(name).isnan().any()]:
+        raise CheckpointError(f"nothing says how {_few(left)} begins: give load the model itself, built as always")
+
+
+def _finite(tensor: torch.Tensor) -> bool:
+    if not (tensor.is_floating_point() and tensor.numel()):
+        return True
+    return all(map(torch.isfinite, torch.aminmax(tensor.float() if tensor.itemsize == 1 else tensor)))
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:  # the first without a look at the numbers: NaN is not NaN
+    return (one.data_ptr(), one.stride()) == (other.data_ptr(), other.stride()) or torch.equal(one, other)
+
+
+def _misfit(name: str, value: Any, own: torch.Tensor, wanted: torch.dtype) -> list[str]:
     if not isinstance(value, torch.Tensor):
         return [f"{name} is a {type(value).__name__} in the file"]
     if value.shape != own.shape:
         return [f"{name} has shape {tuple(value.shape)} in the file, {tuple(own.shape)} in the model"]
     integers, tiny = value.is_floating_point() != own.is_floating_point(), value.itemsize < 2 <= own.itemsize
-    if value.is_meta or integers or tiny:
-        return [f"{name} has {'no data' if value.is_meta else value.dtype} in the file, {own.dtype} in the model"]
-    return [f"{name} is tied to another weight in the model, not in the file"] * (not torch.equal(value, tied))
+    if value.is_meta or integers or tiny or value.layout != torch.strided:
+        what = "no data" if value.is_meta else value.dtype if value.layout == torch.strided else value.layout
+        return [f"{name} has {what} in the file, {own.dtype} in the model"]
+    if value.dtype == wanted:
+        return []
+    kept = _finite(value.to(wanted)) or not _finite(value)
+    whole = value.is_floating_point() or torch.equal(value.to(wanted).to(value.dtype), value)
+    return [f"{name} has numbers in the file that {wanted} cannot hold"] * (not (kept and whole))
 
 
 def load_optimizer(path, optimizer: torch.optim.Optimizer, *, key=None, allow=()) -> None:
@@ -484,10 +565,16 @@ def load_optimizer(path, optimizer: torch.optim.Optimizer, *, key=None, allow=()
     ours, theirs = optimizer.param_groups, saved["param_groups"]
     if [len(group["params"]) for group in ours] != [len(group["params"]) for group in theirs]:
         raise CheckpointError(f"{path}: its optimizer has other groups of weights than this one")
+    added = set(theirs[0]) - set(ours[0]) - {"initial_lr", "param_names"}  # by schedulers, by names
+    if added and set(ours[0]) - set(theirs[0]):
+        raise CheckpointError(f"{path}: it is the state of another kind of optimizer, with {_few(sorted(added))}")
+    names = [[name for group in groups for name in group.get("param_names", ())] for groups in (ours, theirs)]
+    if all(names) and len({str([name.split(".")[len(_lead(some)) :] for name in some]) for some in names}) > 1:
+        raise CheckpointError(f"{path}: its optimizer has the weights {_few(names[1])}, this one {_few(names[0])}")
     numbers = [number for group in theirs for number in group["params"]]
     for mine, number in zip((weight for group in ours for weight in group["params"]), numbers, strict=True):
         for name, value in saved["state"].get(number, {}).items():
-            if isinstance(value, torch.Tensor) and value.dim() == mine.dim() > 0 and value.shape != mine.shape:
+            if isinstance(value, torch.Tensor) and value.dim() >= mine.dim() > 0 and value.shape != mine.shape:
                 raise CheckpointError(f"{name} of shape {tuple(value.shape)} belongs to no weight {tuple(mine.shape)}")
     optimizer.load_state_dict(saved)
     for weight, state in optimizer.state.items():
@@ -504,8 +591,9 @@ def save(model: nn.Module | Mapping[str, torch.Tensor], path: str | Path) -> Non
     """
     state, first, names = model.state_dict() if isinstance(model, nn.Module) else model, {}, {}
     for name, value in state.items():
-        if not isinstance(value, torch.Tensor) or value.is_meta or value.layout != torch.strided:
-            raise CheckpointError(f"{name} has no numbers that safetensors can hold: {type(value).__name__}")
+        plain = isinstance(value, torch.Tensor) and value.layout == torch.strided and not value.is_quantized
+        if not plain or value.is_meta or not isinstance(name, str):
+            raise CheckpointError(f"{name!r} has no numbers that safetensors can hold: {type(value).__name__}")
         same = (value.untyped_storage()._cdata, value.storage_offset(), value.shape, value.stride(), value.dtype)
         names[name] = first.setdefault(same, name)
     kept = {n: state[n].detach().cpu().contiguous() for n in first.values()}
