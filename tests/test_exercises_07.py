@@ -59,7 +59,7 @@ def test_case_82_notebook_07_exercise_1(answer, verdict, capsys):
 def windows(ids, limit, size=None, edges=True):
     size = size or limit - 2
     inner = ids[1:-1]
-    parts = [inner[place : place + size] for place in range(0, len(inner), size)]
+    parts = [inner[place : place + size] for place in range(0, max(len(inner), 1), size)]
     return [[ids[0], *part, ids[-1]] if edges else part for part in parts]
 
 
@@ -72,6 +72,11 @@ def windows(ids, limit, size=None, edges=True):
         (lambda ids, limit: windows(ids, limit)[:1], "are in no window"),
         (lambda ids, limit: [[101, 101, 1000, 102]], "in the middle of a window"),
         (lambda ids, limit: ids, "a list of lists"),
+        (lambda ids, limit: windows(ids, limit)[::-1], "correct"),
+        (lambda ids, limit: windows(ids, limit) + windows(ids, limit, 1), "correct"),
+        (lambda ids, limit: windows([ids[0], *ids[-2:0:-1], ids[-1]], limit), "in its order"),
+        (lambda ids, limit: [[101, 7, 102], *windows(ids, limit)], "something else than a piece"),
+        (lambda ids, limit: windows(ids, limit) if ids[2:] else [], "there is no window"),
     ],
 )
 def test_notebook_07_exercise_2(answer, verdict, capsys):
@@ -87,6 +92,8 @@ def test_notebook_07_exercise_2(answer, verdict, capsys):
         (lambda shards, done, rank, world: [s for s in shards[rank::world] if s not in done], "one process has"),
         (lambda shards, done, rank, world: [s for s in shards if s not in done], "two processes"),
         (lambda shards, done, rank, world: [s for s in shards if s not in done][rank : rank + 1], "nobody makes"),
+        (lambda shards, done, rank, world: [s for s in shards if s not in done][::-1][rank::world], "correct"),
+        (lambda shards, done, rank, world: list(set(shards) - done)[rank::world], "a set has another order"),
     ],
 )
 def test_notebook_07_exercise_3(answer, verdict, capsys):

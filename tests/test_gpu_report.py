@@ -34,7 +34,10 @@ def result():
 def test_the_report_is_complete(result):
     assert json.loads(json.dumps(gpu_report._round(result)))["card"] == machine.cpu_name()
     assert len(result["memory"]) == result["summary"]["memory configurations"] == 7
-    assert result["summary"]["memory error, median and worst"][1] < 0.01  # the CPU's predictions are exact
+    # In float32 the CPU's predictions are exact. Its 16-bit units, where it has them, take memory of their own.
+    full = [row for row in result["memory"] if not {"dtype", "mixed_precision"} & set(row["options"])]
+    assert len(full) == 4
+    assert all(row["error"] < 0.01 for row in full)
     shapes = [(row["batch"], row["length"]) for row in result["throughput"] if row["dtype"] == "float32"]
     assert shapes == SMALL["shapes"]
     assert all(row["TFLOP/s"] > 0 for row in result["throughput"] if "failed" not in row)
@@ -81,7 +84,9 @@ def test_cards_by_name():
     assert gpu_report.peaks("NVIDIA H100 80GB HBM3")[0] == 989
     assert gpu_report.peaks("NVIDIA H100 PCIe")[0] == 756
     assert gpu_report.peaks("NVIDIA A100-SXM4-40GB")[2] == 1555
-    assert gpu_report.peaks("NVIDIA GeForce RTX 9999") is None
+    assert gpu_report.peaks("Tesla V100-SXM2-16GB")[2] == 900
+    for other in ("NVIDIA GeForce RTX 9999", "NVIDIA L40S", "NVIDIA H200 NVL", "NVIDIA H100 80GB HBM3 MIG 1g.10gb"):
+        assert gpu_report.peaks(other) is None
 
 
 def test_without_a_card_the_command_says_why(monkeypatch, capsys, tmp_path):

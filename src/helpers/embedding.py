@@ -13,7 +13,7 @@ import itertools
 import json
 import sys
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import NamedTuple
@@ -29,6 +29,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 CHUNK = 2048  # texts that are tokenised and sorted together: memory grows with this and not with the corpus
 BF16_UNITS = ("avx512_bf16", "amx_bf16", "arm_bf16")
+NO_LISTS = (str, bytes, Mapping, pd.DataFrame)  # they would give letters, keys or the names of columns
 _announced = weakref.WeakSet()
 
 
@@ -88,18 +89,30 @@ def choose_dtype(device: torch.device, precision: str = "auto") -> torch.dtype:
 
 def _prepare(model: nn.Module, precision: str) -> tuple[nn.Module, torch.device]:
     """The model without its head, as a copy where it has to be in another format; and the device it is on."""
-    body = model if hasattr(model, "_orig_mod") else getattr(model, "base_model", model)  # a compiled one as it is
+    whole = original = getattr(model, "_orig_mod", model)  # of a compiled one
+    whole = whole.get_base_model() if hasattr(whole, "get_base_model") else whole  # of one with peft's adapters
+    body = getattr(whole, "base_model", whole)
+    body = model if body is original else body  # compiled, if it has no head
     kinds, device = {parameter.dtype for parameter in body.parameters()}, next(body.parameters()).device
+    # torch's quantised layers hide their weights from parameters(), torchao's tensors call themselves float32.
+    hidden = any("quantized" in type(module).__module__ for module in body.modules())
+    hidden = hidden or any(type(parameter.data) is not torch.Tensor for parameter in body.parameters())
     if device.type == "meta":
         raise ValueError("the model is on the device 'meta', which holds no numbers: load its weights first")
-    convert = precision != "auto" or kinds == {torch.float32}  # weights already in another format stay in it
-    dtype = choose_dtype(device, precision) if convert else next(iter(kinds))
+    # Weights that are already in another format stay in it.
+    convert = precision != "auto" or (kinds == {torch.float32} and not hidden)
+    dtype = choose_dtype(device, precision) if convert else next(body.parameters()).dtype
     if model not in _announced:
         _announced.add(model)
         best = machine.devices()[0]
         idle = f", while {best} stands idle: model.to({best!r}) would use it" if device.type == "cpu" != best else ""
         print(f"{type(model).__name__} embeds on {device} in {str(dtype)[6:]}{idle}")
-    return (copy.deepcopy(body).to(dtype) if convert and kinds != {dtype} else body), device
+    if not convert or kinds == {dtype}:
+        return body, device
+    # Each tensor is converted by itself and not copied before: that takes half the memory of the model, and no more.
+    memo = {id(one): nn.Parameter(one.detach().to(dtype), requires_grad=False) for one in body.parameters()}
+    memo |= {id(one): one.to(dtype) for one in body.buffers() if one.is_floating_point()}
+    return copy.deepcopy(body, memo), device
 
 
 def stream(
@@ -113,14 +126,17 @@ def stream(
     max_tokens: most tokens of a batch, with padding; by default 1,024 on the CPU, 32,768 elsewhere
     max_length: most tokens of a text; by default the model's limit, 512 for BERT
     long: "truncate" cuts longer texts off; "window" reads them in pieces of about equal length, and takes one mean
-    precision: see `choose_dtype`; report: is filled in on the way
+    precision: see `choose_dtype`. A float32 model is converted anew in each call: for single texts, one after another,
+        convert it yourself once, or say "float32"
+    report: is filled in on the way
 
     Raises TypeError for what is no text, ValueError for wrong options and for the tokenizer of another model.
     """
     limit = min(getattr(model.config, "max_position_embeddings", 512), tokenizer.model_max_length)
-    if isinstance(texts, str):
-        raise TypeError("texts is one text: give a list, else every letter would be embedded by itself")
-    if long not in ("truncate", "window") or not 3 <= (max_length or limit) <= limit:
+    if isinstance(texts, NO_LISTS):
+        raise TypeError(f"texts is of type {type(texts).__name__}: give a list of texts, or one column of a table")
+    max_length = limit if max_length is None else max_length
+    if long not in ("truncate", "window") or not 3 <= max_length <= limit:
         raise ValueError(f'long has to be "truncate" or "window", and max_length 3 to {limit} for this model')
     if len(tokenizer) > model.config.vocab_size:
         sizes = f"the tokenizer knows {len(tokenizer):,} tokens, the model {model.config.vocab_size:,}"
@@ -128,10 +144,10 @@ def stream(
     (body, device), report, texts, waiting = _prepare(model, precision), report or Report(), iter(texts), None
     report.device, report.dtype = device.type, str(next(body.parameters()).dtype)[6:]
     while chunk := list(itertools.islice(texts, CHUNK)):
-        pieces, owners = _pieces(chunk, tokenizer, max_length or limit, long, report)
-        budget = max_tokens or (1024 if device.type == "cpu" else 32768)
+        pieces, owners = _pieces(chunk, tokenizer, max_length, long, report)
+        budget = (1024 if device.type == "cpu" else 32768) if max_tokens is None else max_tokens
         groups = batching.batches([len(piece) for piece in pieces], max_tokens=budget)
-        launched = _launch(pieces, groups, body, tokenizer.pad_token_id, device, report)
+        launched = _launch(pieces, groups, body, tokenizer.pad_token_id or 0, device, report)
         report.texts += len(chunk)
         if waiting:  # fetched only now: a card computed it while this chunk was tokenised
             yield _fetch(*waiting)
@@ -145,6 +161,11 @@ def _pieces(chunk: list[str], tokenizer, limit: int, long: str, report: Report) 
     for number, text in enumerate(chunk, report.texts):
         if not isinstance(text, str):
             raise TypeError(f"text {number} is no text but {text!r:.40}: fill in or leave out missing ones first")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            half = f"text {number} holds half a character, {text[error.start]!r} at position {error.start}"
+            raise ValueError(f"{half}: text.encode('utf-8', 'replace').decode() puts a '?' there") from None
     quiet = {"return_attention_mask": False, "return_token_type_ids": False, "verbose": False}
     pieces, owners = [], []
     for owner, (start, *inner, end) in enumerate(tokenizer(chunk, **quiet)["input_ids"]):
@@ -167,10 +188,10 @@ def _launch(pieces, groups, body, pad: int, device, report: Report) -> list[torc
     body.eval()
     try:
         for group in groups:
-            rows = [torch.tensor(pieces[number]) for number in group]
-            lengths = torch.tensor([len(row) for row in rows])
+            rows = [torch.tensor(pieces[number], device="cpu") for number in group]  # whatever the default device
+            lengths = torch.tensor([len(row) for row in rows], device="cpu")
             ids = pad_sequence(rows, batch_first=True, padding_value=pad)
-            mask = (torch.arange(ids.shape[1]) < lengths[:, None]).long().to(device)
+            mask = (torch.arange(ids.shape[1], device="cpu") < lengths[:, None]).long().to(device)
             padding = ids.numel() - int(lengths.sum())
             with torch.inference_mode():  # without a mask, a card may take its fastest attention kernel
                 output = body(input_ids=ids.to(device), attention_mask=mask if padding else None)
@@ -194,7 +215,7 @@ def _fetch(pooled, groups, pieces, owners: list[int]) -> np.ndarray:
 
 def embed(texts: Iterable[str], model: nn.Module, tokenizer, *, progress: bool = True, **options) -> Embedded:
     """Embed texts and keep all vectors; options and errors are those of `stream`. A bar shows where people look."""
-    texts, report = texts if isinstance(texts, str) else list(texts), Report()
+    texts, report = texts if isinstance(texts, NO_LISTS) else list(texts), Report()
     vectors = np.empty((len(texts), model.config.hidden_size), np.float32)
     with assets.progress_bar(len(texts), wanted=progress, unit="text") as bar:
         done = 0
@@ -209,12 +230,16 @@ def check_casing(tokenizer) -> str:
 
     That happens where a repository has no tokenizer settings: the default lower-cases everything.
     """
-    capitals = [word for word in set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens) if word.lower() != word]
-    word = "Hello" if "Hello" in capitals else max(capitals, key=len, default="Hello")
-    if bool(capitals) != (tokenizer.tokenize(word) == tokenizer.tokenize(word.lower())):
-        return "cased" if capitals else "uncased"
+    added = {*tokenizer.get_added_vocab(), *tokenizer.all_special_tokens}  # found before anything is lower-cased
+    words = sorted(word for word in tokenizer.get_vocab() if word not in added)
+    capitals = [word for word in words if word.lower() != word]
+    cased = len(capitals) > len(words) / 100  # a stray symbol, as the sign of angstrom, makes no cased vocabulary
+    known = capitals if cased else [word.capitalize() for word in words if word.isalpha() and word.capitalize() != word]
+    word = "Hello" if "Hello" in known else max(known, key=len, default="Hello")
+    if cased != (tokenizer.tokenize(word) == tokenizer.tokenize(word.lower())):
+        return "cased" if cased else "uncased"
     fault = f"the vocabulary has {len(capitals):,} words with capitals, but {word!r} becomes {tokenizer.tokenize(word)}"
-    raise ValueError(f"{fault}: load the tokenizer with do_lower_case={not capitals}")
+    raise ValueError(f"{fault}: load the tokenizer with do_lower_case={not cased}")
 
 
 def _shards(source, target) -> dict[Path, Path]:
@@ -226,13 +251,35 @@ def _shards(source, target) -> dict[Path, Path]:
     )
 
 
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _texts(path: Path) -> list[str]:
+    """The texts of a shard; ValueError for a line that holds none."""
+    texts = []
+    for number, line in enumerate(path.read_bytes().split(b"\n"), 1):  # not splitlines(): a text may hold other breaks
+        try:
+            if line.strip():
+                texts.append(json.loads(line.decode("utf-8-sig"))["text"])
+                texts[-1].encode()  # fails for what is no text, and for half a character
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            wrong = f"line {number} of {path} is no {{'text': '...'}} in UTF-8 but {line[:60]!r}"
+            raise ValueError(f"{wrong} ({error}): mend it and start again") from None
+    return texts
+
+
 def _read(path: Path) -> tuple[dict, np.ndarray] | None:
     """What a file of vectors says about itself, and the vectors; None if it is missing or incomplete."""
     try:
         with safetensors.safe_open(path, "numpy") as file:
-            return json.loads(file.metadata()["embedding"]), file.get_tensor("vectors")
-    except (OSError, safetensors.SafetensorError, KeyError, TypeError):
+            if about := (file.metadata() or {}).get("embedding"):
+                return json.loads(about), file.get_tensor("vectors")
+    except (OSError, safetensors.SafetensorError):
         return None
+    raise ValueError(
+        f"{path} holds something else than vectors of texts, and is not written over: choose another target"
+    )
 
 
 def _finished(path: Path, job: dict) -> bool:
@@ -248,17 +295,17 @@ def embed_shards(source, target, model: nn.Module, tokenizer, *, threads: int = 
 
     Under `accelerate launch` the processes of all hosts share the work, through folders that all of them reach. One
     process computes a shard, with `threads` CPU threads whatever their number, and writes it whole or not at all: each
-    file has the same bytes for any number, and a restart does what is missing. ValueError if the target holds shards of
-    another model, text, version or hardware, or made with other options (those of `stream`).
+    file has the same bytes for any number, and a restart does what is missing. ValueError for a line without a text,
+    and if the target holds shards of another model, text, version or hardware, or made with other options (those of
+    `stream`), or files that are no shards.
     """
     from accelerate import PartialState
     from accelerate.utils import broadcast_object_list
 
     device = next(model.parameters()).device
     state = PartialState(cpu=device.type == "cpu", timeout=datetime.timedelta(days=7))
-    torch.set_num_threads(threads)
     Path(target).mkdir(parents=True, exist_ok=True)
-    weights = hashlib.sha256()
+    weights = hashlib.sha256(model.config.to_json_string().encode())
     for tensor in model.state_dict().values():
         weights.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     settings = json.loads(tokenizer.backend_tokenizer.to_str()) | {"truncation": None, "padding": None}
@@ -266,27 +313,34 @@ def embed_shards(source, target, model: nn.Module, tokenizer, *, threads: int = 
     job = {"model": weights.hexdigest(), "tokenizer": hashlib.sha256(json.dumps(settings).encode()).hexdigest()}
     job |= {"options": options, "threads": threads, "torch": torch.__version__, "hardware": card}
     shards = _shards(source, target)
-    jobs = {path: job | {"texts": hashlib.sha256(path.read_bytes()).hexdigest()} for path in shards}
+    jobs = {path: job | {"texts": _digest(path)} for path in shards}
     # One process looks what is there: each by itself would see the others' new shards and divide another list.
     plan = [[p for p, target in shards.items() if not _finished(target, jobs[p])]] if state.is_main_process else [[]]
     todo = broadcast_object_list(plan)[0]
     mine = todo[state.process_index :: state.num_processes]
-    for path in mine:
-        lines = path.read_text(encoding="utf-8").split("\n")  # not splitlines(): a text may hold other line breaks
-        texts = [json.loads(line)["text"] for line in lines if line.strip()]
-        done = embed(texts, model, tokenizer, progress=False, **options)
-        about = json.dumps({"job": jobs[path], "report": asdict(done.report)})
-        with files.whole(shards[path]) as part:
-            part.write_bytes(safetensors.numpy.save({"vectors": done.vectors}, {"embedding": about}))
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for path in mine:
+            done = embed(_texts(path), model, tokenizer, progress=False, **options)
+            about = json.dumps({"job": jobs[path], "report": asdict(done.report)})
+            with files.whole(shards[path]) as part:
+                part.write_bytes(safetensors.numpy.save({"vectors": done.vectors}, {"embedding": about}))
+    finally:
+        torch.set_num_threads(before)
     state.wait_for_everyone()
     return [shards[path] for path in mine]
 
 
 def collect(source, target) -> Embedded:
-    """All vectors of a finished job, in the order of its shards; ValueError if shards are missing."""
-    found = {path.name: _read(path) for path in _shards(source, target).values()}
+    """All vectors of a finished job, in the order of its shards; ValueError if shards are missing or of older texts."""
+    shards = _shards(source, target)
+    found = {path.name: _read(path) for path in shards.values()}
     if missing := [name for name, shard in found.items() if shard is None]:
         raise ValueError(f"{len(missing)} of {len(found)} shards are missing, first {missing[0]}: start the job again")
+    for texts, path in shards.items():
+        if found[path.name][0]["job"]["texts"] != _digest(texts):
+            raise ValueError(f"{texts} was changed after {path.name} was made: delete that and start the job again")
     reports = pd.DataFrame([about["report"] for about, _ in found.values()])
     total = {f.name: reports[f.name][0] if f.type is str else int(reports[f.name].sum()) for f in fields(Report)}
     return Embedded(np.concatenate([vectors for _, vectors in found.values()]), Report(**total))
@@ -309,6 +363,9 @@ def main(argv: list[str] | None = None) -> int:
     if given.model not in assets.CATALOGUE:
         load = AutoModel.from_pretrained, AutoTokenizer.from_pretrained
     model, tokenizer = (one(given.model) for one in load)
+    check_casing(tokenizer)
+    if state.is_main_process:
+        print(getattr(model, "provenance", given.model))  # the vectors of a stand-in mean nothing
     model = model.to(state.device, torch.float32)
     made = embed_shards(given.source, given.target, model, tokenizer, threads=given.threads, long=given.long)
     print(f"process {state.process_index} of {state.num_processes} made {len(made)} shards", flush=True)

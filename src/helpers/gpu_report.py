@@ -24,7 +24,8 @@ RECORDED = Path(__file__).parent / "gpu_report.json"
 # and V100, which have no bfloat16 units), TFLOP/s of float32 without TensorFloat-32, GB/s of memory.
 PEAKS = {
     "Tesla T4": (65, 8.1, 320),
-    "Tesla V100-SXM2": (125, 15.7, 900),
+    "Tesla V100-SXM2-16GB": (125, 15.7, 900),
+    "Tesla V100-SXM2-32GB": (125, 15.7, 900),
     "NVIDIA A100-SXM4-40GB": (312, 19.5, 1555),
     "NVIDIA A100-SXM4-80GB": (312, 19.5, 2039),
     "NVIDIA L4": (121, 30.3, 300),
@@ -76,8 +77,11 @@ def bound(config, length: int, texts: int, teraflops: float, gigabytes: float, s
 
 
 def peaks(card: str) -> tuple[float, float, float] | None:
-    """The vendor's peaks of a card (see `PEAKS`) by the name that PyTorch gives, None for one that is not listed."""
-    return next((numbers for name, numbers in PEAKS.items() if card.startswith(name)), None)
+    """The vendor's peaks of a card (see `PEAKS`) by the name that PyTorch gives, None for one that is not listed.
+
+    The whole name counts: an L40S is no L4, and a MIG slice of an H100 no H100.
+    """
+    return PEAKS.get(card)
 
 
 def report(device: str = "cuda", plan: dict = PLAN) -> dict:

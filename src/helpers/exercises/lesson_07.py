@@ -54,7 +54,7 @@ def check_07_1(answer: Callable[[Callable, Callable, Callable], float]) -> str |
 @exercise
 def check_07_2(answer: Callable[[list[int], int], list[list[int]]]) -> str | None:
     """A function (ids with [CLS] and [SEP], limit) that returns the text's windows, each with [CLS] and [SEP]."""
-    for count, limit in ((3, 8), (6, 8), (7, 8), (13, 8), (30, 8), (511, 512)):
+    for count, limit in ((3, 8), (6, 8), (7, 8), (13, 8), (30, 8), (511, 512), (0, 8)):
         ids = [101, *range(1000, 1000 + count), 102]
         windows = answer(list(ids), limit)
         case = f"for {count + 2} ids and a limit of {limit}"
@@ -67,9 +67,25 @@ def check_07_2(answer: Callable[[list[int], int], list[list[int]]]) -> str | Non
         inside = [number for window in windows for number in window[1:-1]]
         if any(number in (101, 102) for number in inside):
             return f"{case} a [CLS] or [SEP] stands in the middle of a window"
-        if set(inside) != set(ids[1:-1]):
-            return f"{case} {len(set(ids[1:-1]) - set(inside))} tokens of the text are in no window"
+        if missing := set(ids[1:-1]) - set(inside):
+            return f"{case} {len(missing)} tokens of the text are in no window"
+        if any(list(window[1:-1]) != ids[window[1] - 999 :][: len(window) - 2] for window in windows if window[2:]):
+            return f"{case} a window holds something else than a piece of the text, in its order"
+        if not windows:
+            return f"{case} there is no window: an empty text would have no vector"
     return None
+
+
+class _Name(str):
+    """A name with another hash in each process, as Python's have: so has a set of them another order."""
+
+    def __new__(cls, name: str, rank: int):
+        self = super().__new__(cls, name)
+        self.rank = rank
+        return self
+
+    def __hash__(self):
+        return hash((self.rank, str(self)))
 
 
 @exercise
@@ -78,13 +94,16 @@ def check_07_3(answer: Callable[[Sequence[str], set[str], int, int], Any]) -> st
     shards = [f"shard-{number}" for number in range(7)]
     for done in (set(), {"shard-1", "shard-3", "shard-5"}, set(shards[:4]), set(shards)):
         for world in (1, 2, 3, 10):
-            shares = [list(answer(list(shards), set(done), rank, world)) for rank in range(world)]
+            shares = []
+            for rank in range(world):
+                names, finished = ([_Name(name, rank) for name in some] for some in (shards, done))
+                shares.append([str(name) for name in answer(names, set(finished), rank, world)])
             made = [shard for share in shares for shard in share]
             case = f"with {world} processes and {len(done)} shards done"
             if again := sorted(done.intersection(made)):
                 return f"{case}, {again[0]} is made again although it is done"
             if len(made) != len(set(made)):
-                return f"{case}, two processes make the same shard"
+                return f"{case}, two processes make the same shard (a set has another order in each process)"
             if missing := sorted(set(shards) - done - set(made)):
                 return f"{case}, nobody makes {missing[0]}"
             if max(map(len, shares)) - min(map(len, shares)) > 1:
