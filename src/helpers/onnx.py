@@ -1,0 +1,362 @@
+"""BERT as an ONNX file: export it, open it with ONNX Runtime, feed it, and prove that it computes the same.
+
+Notebook 04 teaches it; notebooks 05, 06 and 08 use it. Only `export` and `parity` need torch: a file runs without it.
+(`import onnx` means the package of that name, here as everywhere.)
+"""
+
+import contextlib
+import importlib
+import inspect
+import io
+import logging
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+
+from . import batching, machine
+
+OPSET = 23  # the first with an Attention operator; below it, attention is cut into pieces that nothing joins again
+SINGLE_FILE = (
+    100_000_000  # bytes of weights up to which all goes into one file; more lie in a second, mapped into memory
+)
+TOLERANCE = 1e-4  # float32 keeps 7 digits; a sum over hundreds of terms, in another order, differs from the 5th or 6th
+MAX_LENGTH = 128  # tokens at which `predict` cuts a text
+_TYPES = {"tensor(int64)": np.int64, "tensor(int32)": np.int32}
+NAMES = ("input_ids", "attention_mask", "token_type_ids")
+
+
+class ProviderError(RuntimeError):
+    """ONNX Runtime would compute somewhere else than asked; the message says where, and what is missing."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What `export` wrote: all files (the first is `path`), their size together, the names of inputs and outputs."""
+
+    path: Path
+    files: tuple[Path, ...]
+    bytes: int
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    opset: int
+
+
+class Feed(dict):
+    """Arrays by name, ready for `InferenceSession.run`.
+
+    dropped: names that were given and that the file does not take; added: names that `feed` filled in
+    """
+
+    dropped: tuple[str, ...] = ()
+    added: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Parity:
+    """How far a session's outputs are from the model's.
+
+    table: a pandas row a shape: batch, length, largest absolute difference, share of rows with the same label (NaN if
+        the model is no classifier)
+    difference: the largest of all; agreement: the smallest of all; mode: the one that the model was found in
+    """
+
+    table: object
+    difference: float
+    agreement: float
+    mode: str
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing differs by more than `TOLERANCE` and no label changes."""
+        return self.difference <= TOLERANCE and not self.agreement < 1
+
+    def __str__(self) -> str:
+        labels = "" if np.isnan(self.agreement) else f", labels agree on at least {self.agreement:.1%}"
+        found = "; the model was in training mode, and was compared without dropout" if self.mode == "train" else ""
+        return (
+            f"largest difference {self.difference:.1e} ({TOLERANCE:.0e} is what rounding in float32 may do){labels}"
+            f"{found}"
+        )
+
+
+@contextlib.contextmanager
+def _evaluating(model) -> Iterator[None]:
+    """Evaluation mode and no gradients inside; afterwards each module has its own mode back."""
+    import torch
+
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps the exporter's remarks off the page: on packages not needed here, on names of axes it merges, on itself."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def _require_exporter() -> None:
+    """Raises ImportError that names the package which torch's exporter lacks, before torch hides it in a long trace."""
+    for name in ("onnx", "onnxscript"):
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            here = [package.version for package in metadata.distributions(name=name)] or ["none"]
+            raise ImportError(
+                f"torch {metadata.version('torch')} exports through the package {name}; installed here: {here[0]}, "
+                f"which fails ({error}). Way out: pip install --upgrade {name}"
+            ) from error
+
+
+def _accepted(model) -> list[str]:
+    """The named arguments of a model's forward; a silent **kwargs takes anything, and is no argument."""
+    return list(inspect.signature(model.forward).parameters)
+
+
+def export(
+    model,
+    path: str | Path,
+    inputs: Mapping | None = None,
+    *,
+    axes: tuple[str, str] = ("batch", "length"),
+    opset: int = OPSET,
+) -> Exported:
+    """Writes a BERT-family model as an ONNX file whose batch and length are free.
+
+    model: of transformers, on any device; its modes (train, eval) and its attention are as before afterwards
+    path: of the .onnx file; with more than `SINGLE_FILE` bytes of weights there is a .onnx.data beside it
+    inputs: an example, by name: integer tensors (batch >= 2, length >= 8), say a BatchEncoding; what the model's
+        forward does not name is left out. By default ids, mask and (where it takes them) segment ids are made up.
+    axes: names of the two free axes in the file
+    opset: from 23 on, attention stays one operator
+
+    The outputs are logits, or last_hidden_state and pooler_output where there is one. Raises ValueError for an example
+    from which the axes cannot be told, for bad names, for a quantized model and one of other outputs, ImportError if
+    the exporter lacks a package.
+    """
+    import torch
+
+    if len(set(axes)) != 2 or not all(isinstance(axis, str) and axis.isidentifier() for axis in axes):
+        raise ValueError(f'axes are two different names, such as ("batch", "length"), not {axes!r}')
+    # In torch.ao's and torchao's int8 models the weights are other things; the exporter says so on many pages.
+    if odd := [name for name, value in model.state_dict().items() if type(value) is not torch.Tensor]:
+        raise ValueError(
+            f"{odd[0]} is no plain tensor, as in a model that is int8 already: the exporter cannot read it. Way out: "
+            "export the float model, and quantize the file"
+        )
+    names, device = _accepted(model), next(model.parameters()).device
+    if inputs is None:
+        inputs = dict.fromkeys(NAMES, torch.ones(2, 8, dtype=torch.int64))  # the values do not matter
+    # Each is cloned: two names for one tensor would become a single input, and the other would have no effect.
+    given = {name: torch.as_tensor(value) for name, value in inputs.items() if name in names}
+    example = {name: value.to(device).clone() for name, value in given.items()}
+    for name, value in example.items():
+        if value.is_floating_point():
+            raise ValueError(f"{name} holds {value.dtype} numbers; token ids, masks and segment ids are whole numbers")
+        if value.ndim != 2 or value.shape[0] < 2 or value.shape[1] < 8:
+            raise ValueError(
+                f"the example's {name} has shape {tuple(value.shape)}: it takes at least 2 texts of 8 tokens: sizes "
+                "0 and 1 are special to the exporter, which then stops or keeps them fixed"
+            )
+    if len({value.shape for value in example.values()}) > 1:
+        raise ValueError(
+            f"the example's shapes differ: {', '.join(f'{n} {tuple(v.shape)}' for n, v in example.items())}"
+        )
+    if "input_ids" not in example:
+        raise ValueError(f"the example needs input_ids; it has {list(inputs)}, and the model takes {names}")
+    _require_exporter()
+    path = Path(path)
+    shapes = {name: {0: axes[0], 1: axes[1]} for name in example}
+    with _evaluating(model), _fused_attention(model), _quiet():
+        given = [name for name, value in model(**example).items() if isinstance(value, torch.Tensor)]
+        outputs = ["logits"] if "logits" in given else [n for n in ("last_hidden_state", "pooler_output") if n in given]
+        if not outputs:
+            raise ValueError(f"the model gives {given}: export takes an encoder or a classifier")
+        program = torch.onnx.export(
+            model, kwargs=example, dynamic_shapes=shapes, output_names=given, opset_version=opset, verbose=False
+        )
+        graph = program.model.graph
+        graph.outputs[:] = [value for value in graph.outputs if value.name in outputs]
+        weights = sum(value.const_value.nbytes for value in graph.initializers.values())
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:  # so that a failure leaves no half of a pair
+            program.save(Path(folder) / path.name, external_data=weights > SINGLE_FILE)
+            path.with_name(f"{path.name}.data").unlink(missing_ok=True)
+            files = [file.replace(path.with_name(file.name)) for file in sorted(Path(folder).iterdir(), reverse=True)]
+    files = tuple(sorted(files))
+    return Exported(path, files, sum(f.stat().st_size for f in files), tuple(example), tuple(outputs), opset)
+
+
+@contextlib.contextmanager
+def _fused_attention(model) -> Iterator[None]:
+    """PyTorch's fused attention inside, which the exporter can turn into one operator; afterwards what it was."""
+    before = model.config._attn_implementation
+    model.set_attn_implementation("sdpa")
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
+
+
+def session(
+    path: str | Path | Exported,
+    *,
+    threads: int | None = None,
+    spinning: bool = False,
+    providers: Sequence = ("CPUExecutionProvider",),
+    optimized: str | Path | None = None,
+):
+    """Opens an ONNX file as an `onnxruntime.InferenceSession` that computes where it was asked to.
+
+    threads: as many as there are usable CPUs by default (ONNX Runtime's own default looks past a container's limit)
+    spinning: whether its threads keep a CPU busy while they wait: they start sooner, and all else in this process gets
+        slow, PyTorch included
+    providers: in order of preference, as ONNX Runtime takes them
+    optimized: a path to write the graph to as ONNX Runtime has rewritten it, for looking at
+
+    Raises FileNotFoundError if the file or its data is not there, ProviderError if a provider is not in use at the end.
+    """
+    import onnxruntime
+
+    path = Path(path.path if isinstance(path, Exported) else path)
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path.name} in {path.parent.absolute()}")
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads or machine.usable_cpus()
+    options.add_session_config_entry("session.intra_op.allow_spinning", str(int(spinning)))
+    options.log_severity_level = 3  # its errors are raised as well; its warnings would come out on stderr
+    if optimized:
+        options.optimized_model_filepath = str(optimized)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a provider that is missing: that is an error here
+        try:
+            opened = onnxruntime.InferenceSession(str(path), options, providers=list(providers))
+        except Exception as error:
+            if "xternal data" not in str(error):
+                raise
+            raise FileNotFoundError(
+                f"the weights of {path.name} lie in a second file that is not beside it, or not whole: a model of "
+                "several files moves as one (Exported.files lists them)"
+            ) from error
+    wanted = [provider if isinstance(provider, str) else provider[0] for provider in providers]
+    if missing := [name for name in wanted if name not in opened.get_providers()]:
+        built = onnxruntime.get_available_providers()
+        cause = "its libraries do not start here" if missing[0] in built else f"this build has only {', '.join(built)}"
+        raise ProviderError(
+            f"{missing[0]} was asked for and is not in use ({cause}): ONNX Runtime would compute with "
+            f"{', '.join(opened.get_providers())}. Install the package with that provider (for CUDA onnxruntime-gpu, "
+            "without onnxruntime beside it), or ask for CPUExecutionProvider"
+        )
+    return opened
+
+
+def feed(session, inputs: Mapping) -> Feed:
+    """What a session's `run` takes, made from a BatchEncoding or a mapping of lists, arrays or tensors.
+
+    Numbers become the whole numbers that the file declares (int64 or int32). Names that it does not know are dropped;
+    segment ids that it wants and nobody gave are zeros: one segment. Everything else raises: TypeError for numbers that
+    are not whole, ValueError for a missing input, for rows of different lengths, a wrong rank, a wrong fixed size.
+    """
+    declared = {entry.name: entry for entry in session.get_inputs()}
+    made = Feed()
+    made.dropped = tuple(name for name in inputs if name not in declared)
+    for name in (name for name in declared if name in inputs):
+        value = inputs[name]
+        try:
+            array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
+        except ValueError as error:  # NumPy's for ragged rows
+            raise ValueError(f"the rows of {name} differ in length: pad them (tokenizer(..., padding=True))") from error
+        if array.dtype.kind not in "iub":
+            raise TypeError(
+                f"{name} holds {array.dtype} numbers; this file takes whole numbers, as tokenizers give them"
+            )
+        made[name] = np.ascontiguousarray(array, dtype=_TYPES[declared[name].type])
+    if "token_type_ids" in declared and "token_type_ids" not in made and "input_ids" in made:
+        made["token_type_ids"] = np.zeros_like(made["input_ids"], dtype=_TYPES[declared["token_type_ids"].type])
+        made.added = ("token_type_ids",)
+    if missing := [name for name in declared if name not in made]:
+        raise ValueError(f"the file needs {missing[0]}, which is not among {list(inputs)}")
+    for name, array in made.items():
+        if array.ndim != len(declared[name].shape):
+            raise ValueError(
+                f"{name} has {array.ndim} axes, the file takes {len(declared[name].shape)}: (texts, tokens). One text "
+                "is a batch, too: tokenizer([text], ...)"
+            )
+        fixed = [size if isinstance(size, int) else None for size in declared[name].shape]
+        if any(size not in (None, got) for size, got in zip(fixed, array.shape, strict=True)):
+            raise ValueError(f"{name} has shape {array.shape}; the file was exported for {declared[name].shape} only")
+        if array.shape != next(iter(made.values())).shape:
+            raise ValueError(f"shapes differ: {', '.join(f'{n} {a.shape}' for n, a in made.items())}")
+    return made
+
+
+def run(session, inputs: Mapping) -> np.ndarray:
+    """The first output for inputs of any kind that `feed` takes, float32: logits (texts, labels) or hidden states."""
+    return session.run([session.get_outputs()[0].name], feed(session, inputs))[0]
+
+
+def predict(session, tokenizer, texts: Sequence, max_tokens: int = 1024) -> np.ndarray:
+    """A classifier's logits, float32 (texts, labels), in the given order.
+
+    Texts (or pairs) are sorted by length into batches of at most `max_tokens` tokens with padding, cut at `MAX_LENGTH`.
+    """
+    pairs = [(text,) if isinstance(text, str) else text for text in texts]
+    encoded = dict(tokenizer(*map(list, zip(*pairs, strict=True)), truncation=True, max_length=MAX_LENGTH))
+    groups = batching.batches([len(ids) for ids in encoded["input_ids"]], max_tokens=max_tokens)
+    picked = ({name: [column[row] for row in group] for name, column in encoded.items()} for group in groups)
+    results = (run(session, tokenizer.pad(columns, return_tensors="np")) for columns in picked)
+    return np.stack(batching.restore(results, groups))
+
+
+def parity(model, session, *, batches: Sequence[int] = (1, 2, 5), lengths: Sequence[int] = (1, 7, 512)) -> Parity:
+    """Compares a session with the model that its file was made of, on padded batches of two segments.
+
+    Padding and both segments matter: with ones everywhere, a file that takes the mask for the segment ids looks right.
+    batches, lengths: all pairs are tried; lengths end at the model's own longest.
+    """
+    import pandas as pd
+    import torch
+
+    rows, names, rng = [], _accepted(model), np.random.default_rng(0)
+    device, mode = next(model.parameters()).device, "train" if model.training else "eval"
+    longest = min(max(lengths), model.config.max_position_embeddings)
+    for batch in batches:
+        for length in sorted({min(length, longest) for length in lengths}):
+            inputs = two_segments(batch, length, model.config.vocab_size, rng)
+            tensors = {n: torch.from_numpy(array).to(device) for n, array in inputs.items() if n in names}
+            with _evaluating(model):
+                expected = model(**tensors)[0].float().cpu().numpy()
+            got = run(session, {name: inputs[name] for name in tensors})
+            same = (expected.argmax(-1) == got.argmax(-1)).mean() if expected.ndim == 2 else float("nan")
+            rows.append((batch, length, float(np.abs(expected - got).max()), float(same)))
+    table = pd.DataFrame(rows, columns=["batch", "length", "largest difference", "same label"])
+    return Parity(table, float(table["largest difference"].max()), float(table["same label"].min()), mode)
+
+
+def two_segments(batch: int, length: int, vocabulary: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Random ids, mask and segment ids, int64 (batch, length): each row is padded, each has two segments.
+
+    A row of one token has no room for either.
+    """
+    place, row = np.arange(length), np.arange(batch)[:, None]
+    real = np.maximum(length - (length * (row + 1)) // (batch + 2), 1)
+    mask = (place < real).astype(np.int64)
+    ids = rng.integers(1, vocabulary, (batch, length)) * mask
+    return {"input_ids": ids, "attention_mask": mask, "token_type_ids": mask * (place >= (real + 1) // 2)}
