@@ -140,37 +140,79 @@ def run_cell(page, text):
     return cell
 
 
-def test_the_memory_explorer_answers_when_it_is_moved(lab, browser):
-    page = open_notebook(browser, lab, "02_gpu_memory.ipynb")
+def moved(page, cell, act):
+    """Move something in a cell's widget; returns the seconds until number and picture have followed."""
+    caption, picture = cell.locator("figcaption"), cell.locator("figure img")
+    old = caption.inner_text(), picture.get_attribute("src")
+    start = time.perf_counter()
+    act(cell)
+    page.wait_for_function(
+        "([cell, old]) => cell.querySelector('figcaption').innerText !== old",
+        arg=[cell.element_handle(), old[0]],
+        timeout=10_000,
+    )
+    seconds = time.perf_counter() - start
+    assert picture.get_attribute("src") != old[1]
+    assert picture.get_attribute("alt") == caption.inner_text()
+    return seconds
+
+
+def press(key, number=0):
+    """Moves the slider with this number (-1: the last) by a key."""
+    return lambda cell: cell.locator(".noUi-handle").nth(number).press(key)
+
+
+def select(option, number=0):
+    """Chooses in the list with this number."""
+    return lambda cell: cell.locator("select").nth(number).select_option(option)
+
+
+def tick(cell):
+    """Clicks the only checkbox."""
+    cell.locator("input[type=checkbox]").click()
+
+
+# Notebook, cells to run before the widget's, words of the widget's cell, caption at first, moves and captions.
+WIDGETS = {
+    "memory": (
+        "02_gpu_memory.ipynb",
+        ["import accelerate"],
+        "widgets.memory_explorer()",
+        "bert-base, 32 texts of 512 tokens",
+        [
+            (press("ArrowLeft", -1), "32 texts of 504 tokens (interpolated"),  # the length
+            (select("bert-large"), "bert-large, 32 texts"),
+            (select("inference", 1), "8 GiB: fits"),
+        ],
+    ),
+    "quantization": (
+        "05_quantization.ipynb",
+        ["import copy", "sentiment.teacher()", "weights = "],
+        "widgets.quantization_explorer(",
+        "4 bits, symmetric, one scale: 15 levels",
+        [
+            (press("ArrowLeft"), "3 bits, symmetric, one scale: 7 levels"),
+            (tick, "3 bits, asymmetric, one scale: 8 levels"),
+            (select("per output channel"), "3 bits, asymmetric, a scale for each of 384 rows"),
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "before", "words", "caption", "moves"), WIDGETS.values(), ids=WIDGETS)
+def test_a_widget_answers_when_it_is_moved(lab, browser, name, before, words, caption, moves):
+    page = open_notebook(browser, lab, name)
     try:
-        run_cell(page, "import accelerate")
-        cell = run_cell(page, "widgets.memory_explorer()")
-        caption, picture = cell.locator("figcaption"), cell.locator("figure img")
-        caption.wait_for(timeout=20_000)
-
-        def moved(act):
-            old = caption.inner_text(), picture.get_attribute("src")
-            start = time.perf_counter()
-            act()
-            page.wait_for_function(
-                "([cell, old]) => cell.querySelector('figcaption').innerText !== old",
-                arg=[cell.element_handle(), old[0]],
-                timeout=10_000,
-            )
-            seconds = time.perf_counter() - start
-            assert picture.get_attribute("src") != old[1]
-            assert picture.get_attribute("alt") == caption.inner_text()
-            return seconds
-
-        assert "bert-base, 32 texts of 512 tokens" in caption.inner_text()
-        handle = cell.locator(".noUi-handle").last  # of the length
-        handle.focus()
-        times = [moved(lambda: handle.press("ArrowLeft"))]
-        assert "32 texts of 504 tokens (interpolated" in caption.inner_text()
-        times.append(moved(lambda: cell.locator("select").first.select_option("bert-large")))
-        assert caption.inner_text().startswith("bert-large")
-        times.append(moved(lambda: cell.locator("select").nth(1).select_option("inference")))
-        assert "8 GiB: fits" in caption.inner_text()
+        for text in before:
+            run_cell(page, text)
+        cell = run_cell(page, words)
+        shown = cell.locator("figcaption")
+        shown.wait_for(timeout=20_000)
+        assert caption in shown.inner_text()
+        times = []
+        for act, caption in moves:
+            times.append(moved(page, cell, act))
+            assert caption in shown.inner_text()
         assert max(times) < 1, times
         assert errors(page) == []
     finally:

@@ -1,7 +1,7 @@
-"""Things to move in the notebooks: `memory_explorer` belongs to notebook 02, `temperature_explorer` to 06.
+"""Things to move in the notebooks: explorers of memory (02), quantization (05) and temperature (06), a chooser (08).
 
-The explorer has to answer at once, and a prediction takes a second or more. So every choice was predicted ahead at four
-points (batch, length), by tests/make_memory_grid.py. In between, the terms of every phase follow 1, batch, batch x
+The first one has to answer at once, and a prediction takes a second or more. So every choice was predicted ahead at
+four points (batch, length), by tests/make_memory_grid.py. Elsewhere the terms of every phase follow 1, batch, batch x
 length and batch x length squared, which four points determine; the peak is the highest phase.
 """
 
@@ -17,7 +17,7 @@ from . import plots
 
 GRID = Path(__file__).with_name("memory_grid.json")
 POINTS = ((64, 128), (64, 256), (64, 512), (128, 256))
-CLOSE = 0.05  # thirty estimates in between came to within this of the prediction
+CLOSE = 0.07  # a hundred estimates (all models, batch 1 to 128, length 8 to 512) came to within this
 CARDS = (4, 8, 12, 16, 24, 80)  # GiB of common cards
 MODELS = ("minilm", "bert-base", "scibert", "bert-large")
 DTYPES = {"float32": {}, "mixed precision": {"mixed_precision": True}, "bfloat16 weights": {"dtype": "bfloat16"}}
@@ -124,6 +124,64 @@ def _explorer(controls: Iterable[ipywidgets.Widget], show: Callable[[], str]) ->
     return ipywidgets.VBox([*controls, out])
 
 
+def affine(
+    weights, bits: int, symmetric: bool, per_channel: bool
+) -> tuple[numpy.ndarray, numpy.ndarray, numpy.ndarray]:
+    """Quantize a matrix (out, in) and back: the restored matrix, and scale and zero point, (1, 1) or (out, 1).
+
+    A level q stands for (q - zero point) * scale. Symmetric levels go from -(2**(bits - 1) - 1) to the same with plus,
+    and their zero point is 0; the others from 0 to 2**bits - 1. Both represent 0 exactly, so the range always holds it
+    (Jacob et al., arXiv:1712.05877). Raises ValueError for anything but a matrix of finite numbers and 2 to 8 bits.
+    """
+    weights = numpy.asarray(weights, dtype=numpy.float64)
+    if weights.ndim != 2 or not weights.size or not numpy.isfinite(weights).all():
+        raise ValueError(
+            f"weights is a matrix of finite numbers with a row for each output, not one of {weights.shape}"
+        )
+    if bits not in range(2, 9):
+        raise ValueError(f"bits is a whole number from 2 to 8, not {bits!r}")
+    axis = 1 if per_channel else None
+    low, high = (numpy.minimum(weights, 0).min(axis, keepdims=True), numpy.maximum(weights, 0).max(axis, keepdims=True))
+    top = 2 ** (bits - 1) - 1 if symmetric else 2**bits - 1
+    reach = numpy.maximum(-low, high) if symmetric else high - low
+    scale = numpy.where(reach > 0, reach, 1) / top
+    zero = numpy.zeros_like(scale) if symmetric else numpy.round(-low / scale)
+    levels = numpy.clip(numpy.round(weights / scale) + zero, -top if symmetric else 0, top)
+    return (levels - zero) * scale, scale, zero
+
+
+def quantization_picture(weights, bits: int, symmetric: bool, per_channel: bool) -> str:
+    """The weights of a matrix (out, in) as a histogram, with the levels of :func:`affine` and its errors (HTML).
+
+    With a scale a row, the picture shows the row whose range is the middle one.
+    """
+    restored, scale, zero = affine(weights, bits, symmetric, per_channel)
+    error = weights - restored
+    row = int(numpy.argsort(numpy.ptp(weights, axis=1))[len(weights) // 2])
+    q = numpy.arange(1 - 2 ** (bits - 1), 2 ** (bits - 1)) if symmetric else numpy.arange(2**bits)
+    fig, axes = plots.plt.subplots(figsize=(8, 2.8))
+    axes.hist(weights[row] if per_channel else weights.ravel(), bins=100, log=True, color=plots.BLUE)
+    place = row if per_channel else 0
+    lines = {"transform": axes.get_xaxis_transform(), "color": plots.ORANGE, "linewidth": min(1.5, 40 / len(q))}
+    axes.vlines((q - zero[place]) * scale[place], 0, 1, **lines)
+    axes.set(xlabel="weight (lines: the levels)", ylabel="how many")
+    kind = f"{bits} bits, {'symmetric' if symmetric else 'asymmetric'}"
+    kind += f", a scale for each of {len(weights)} rows (shown: row {row})" if per_channel else ", one scale"
+    share = numpy.sqrt(numpy.mean(error**2) / max(numpy.mean(numpy.square(weights)), 1e-300))
+    errors = f"largest error {numpy.abs(error).max():.4f}, root mean square {share:.2%} of the weights' own"
+    return plots.html(fig, f"{kind}: {len(q)} levels; {errors}.")
+
+
+def quantization_explorer(weights) -> ipywidgets.VBox:
+    """Controls for bits, symmetry and granularity; below them what rounding does to a matrix (out, in)."""
+    controls = [
+        ipywidgets.IntSlider(4, 2, 8, description="bits"),
+        ipywidgets.Checkbox(True, description="symmetric"),
+        ipywidgets.Dropdown(options={"whole matrix": False, "per output channel": True}, description="a scale for"),
+    ]
+    return _explorer(controls, lambda: quantization_picture(weights, *(control.value for control in controls)))
+
+
 def softened(logits, temperature: float) -> tuple[numpy.ndarray, float, float]:
     """Softmax of logits / T, its entropy in bits, and the norm of the gradient that a student with equal logits gets.
 
@@ -165,3 +223,46 @@ def temperature_explorer() -> ipywidgets.VBox:
         return temperature_picture(logits, temperature)
 
     return _explorer(controls, show)
+
+
+def within(table, megabytes: float, milliseconds: float, points: float):
+    """The rows of a table of pipelines that keep three limits: size, time a sentence, points below the first row.
+
+    ``table`` has a row a pipeline and the columns MB, ms and accuracy (a fraction).
+    """
+    lost = 100 * (table["accuracy"].iloc[0] - table["accuracy"])
+    return table[(table["MB"] <= megabytes) & (table["ms"] <= milliseconds) & (lost <= points)]
+
+
+def choice_picture(table, megabytes: float, milliseconds: float, points: float) -> str:
+    """All pipelines of a table by time, accuracy and size; of those within limits, the fastest stands out (HTML)."""
+    good, first = within(table, megabytes, milliseconds, points), table["accuracy"].iloc[0]
+    chosen = None if good.empty else good["ms"].idxmin()
+    fig, axes = plots.plt.subplots(figsize=(7.5, 3.8))
+    for name, row in table.iterrows():
+        colour = plots.ORANGE if name == chosen else plots.BLUE if name in good.index else "#bbbbbb"
+        axes.scatter(row["ms"], 100 * row["accuracy"], s=4 * row["MB"] + 20, color=colour, alpha=0.8)
+        axes.annotate(name, (row["ms"], 100 * row["accuracy"]), xytext=(6, 6), textcoords="offset points", fontsize=9)
+    axes.axhline(100 * first - points, color=plots.GREY, linestyle="--")
+    axes.axvline(milliseconds, color=plots.GREY, linestyle="--")
+    axes.set(xscale="log", xlabel="milliseconds a sentence", ylabel="accuracy in %")
+    axes.margins(x=0.25, y=0.2)
+    limits = f"At most {megabytes:.0f} MB, {milliseconds:.3g} ms a sentence and {points:.1f} points to lose: "
+    if chosen is None:
+        return plots.html(fig, limits + "nothing here is within all three limits. Loosen one.")
+    row = table.loc[chosen]
+    facts = f"{row['MB']:.0f} MB, {row['ms']:.3g} ms, {100 * (first - row['accuracy']):.1f} points lost"
+    return plots.html(fig, f"{limits}{chosen} ({facts}).")
+
+
+def pipeline_chooser(table) -> ipywidgets.VBox:
+    """Controls for memory, time and accuracy; below them the fastest pipeline of a table within all three limits."""
+    logarithmic = {"base": 10, "step": 0.05}
+    controls = {
+        "MB": ipywidgets.FloatLogSlider(200, min=0.5, max=3.5, **logarithmic),
+        "ms": ipywidgets.FloatLogSlider(20, min=-2, max=2.5, **logarithmic),
+        "points": ipywidgets.FloatSlider(1.0, min=0, max=8, step=0.1),
+    }
+    for name, control in controls.items():
+        control.description = f"{name} to lose" if name == "points" else f"{name} at most"
+    return _explorer(controls.values(), lambda: choice_picture(table, *(c.value for c in controls.values())))
