@@ -162,7 +162,7 @@ def sentences_with(way: str, count: int):
         return torch.cat(rows).numpy()
 
     def embedded(texts):
-        return embedding.embed(texts, model, tokenizer).vectors
+        return embedding.embed(texts, model, tokenizer, precision="float32").vectors
 
     call = {"pasted": pasted, "embed": embedded}[way]
     return call, {"texts": texts}, call(texts).tolist()
@@ -235,11 +235,155 @@ def checkpoints(quick: bool) -> Part:
     return Part(table, {"checkpoint_peak_over_weights": round(rows["checkpoints.load"], 4)})
 
 
+def engine(way: str, name: str, path: str, batch: int, length: int):
+    """A set-up for `timing.compare`: a padded batch through PyTorch ("eager", "sdpa") or through ONNX Runtime.
+
+    The threads of both engines sleep while they wait, as everywhere in this package.
+    """
+    import numpy
+
+    from . import onnx
+
+    inputs = onnx.two_segments(batch, length, 30_000, numpy.random.default_rng(0))
+    if way == "onnx":
+        session = onnx.session(path, threads=2)
+
+        def call(**inputs):
+            return session.run(None, inputs)[0]
+
+    else:
+        import torch
+
+        model = _engine_model(name)
+        model.set_attn_implementation(way)
+
+        @torch.inference_mode()
+        def call(**inputs):
+            return model(**{key: torch.from_numpy(value) for key, value in inputs.items()})[0].numpy()
+
+    return call, inputs, call(**inputs).reshape(batch, -1)[:, :768].tolist()
+
+
+def _engine_model(name: str):
+    from . import assets, sentiment
+
+    return sentiment.teacher() if name == "classifier" else assets.model(name)
+
+
+_EXPORT = "import sys; from helpers import bench, onnx; onnx.export(bench._engine_model(sys.argv[1]), sys.argv[2])"
+
+
+def engines(quick: bool, names: tuple[str, ...] = ("classifier", "bert-base")) -> Part:
+    """ONNX Runtime against PyTorch, two threads each, float32: how many times as long a batch takes (1 is equal).
+
+    A ratio takes the quicker of PyTorch's two ways for that batch. A quick run takes one batch of the small model.
+    """
+    import numpy
+
+    from . import timing
+
+    shapes = [(8, 16)] if quick else [(batch, length) for batch in (1, 8) for length in (16, 128, 512)]
+    rows, ratios = [], {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name in names[:1] if quick else names:
+            path = str(Path(folder) / f"{name}.onnx")
+            subprocess.run([sys.executable, "-c", _EXPORT, name, path], check=True)
+            for batch, length in shapes:
+                request = {"name": name, "path": path, "batch": batch, "length": length}
+                arms = {way: ("helpers.bench:engine", {"way": way, **request}) for way in ("eager", "sdpa", "onnx")}
+                took = timing.compare(
+                    arms, rounds=6, warmup=1, threads=2, isolate=True, passes=1 if quick else 2, items=batch
+                )
+                expected, _, got = (numpy.array(value) for value in took.extra.values())
+                if (difference := float(numpy.abs(expected - got).max())) > 1e-3:
+                    raise RuntimeError(f"{name}, {batch} x {length}: the engines differ by {difference:.1e}")
+                median = took.table.set_index("arm")["median ms"]
+                ratio = took.ratio("onnx", median.drop("onnx").idxmin())
+                row = {"batch": f"{name}, {batch} x {length}"} | {f"{way} ms": median[way] for way in median.index}
+                row |= {"onnx / best torch": ratio.value, "low": ratio.low, "high": ratio.high}
+                rows.append(row | {"difference": difference})
+                ratios[f"onnx_over_torch_{name}_{batch}x{length}".replace("-", "_")] = round(ratio.value, 3)
+    return Part(pandas.DataFrame(rows).set_index("batch"), ratios | {"onnx_over_torch_worst": max(ratios.values())})
+
+
+INT8 = {  # options of quantization.onnx_dynamic
+    "ONNX Runtime, int8": {},
+    "ONNX Runtime, int8, products only": {"operators": ("MatMul", "Gemm")},
+    "ONNX Runtime, int8, one scale a matrix": {"per_channel": False},
+    "ONNX Runtime, int8, reduced range": {"reduced_range": True},
+    "ONNX Runtime, uint8": {"weights": "uint8"},
+}
+TORCH = ("PyTorch, float32", "PyTorch, bfloat16", "torch dynamic", "torchao, weights only", "torchao, activations too")
+
+
+def quantized(way: str, texts: list[str], every: list[str]):
+    """A set-up for `timing.compare`: the classifier in one number format; its extra: bytes, labels of `every` text."""
+    import torch
+
+    from . import assets, onnx, quantization, sentiment
+
+    model, tokenizer = sentiment.teacher(), assets.tokenizer("minilm")
+    if way in TORCH:
+        if way in TORCH[2:]:
+            make = quantization.torch_dynamic if way == "torch dynamic" else quantization.torchao_int8
+            options = {"activations": True} if way == TORCH[-1] else {}
+            report = make(model, **options)
+            model, size = report.model, sum(report.after.values())
+        else:
+            model = model.to(torch.bfloat16) if way == "PyTorch, bfloat16" else model
+            size = sum(parameter.nbytes for parameter in model.parameters())
+
+        def call(texts):
+            return sentiment.logits(model, texts)
+
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            path = onnx.export(model, Path(folder) / "float32.onnx").path
+            if way in INT8:
+                path = quantization.onnx_dynamic(path, Path(folder) / "int8.onnx", **INT8[way]).path
+            session, size = onnx.session(path, threads=2), path.stat().st_size
+
+        def call(texts):
+            return onnx.predict(session, tokenizer, texts)
+
+    return call, (texts,), {"bytes": size, "labels": call(every).argmax(1).tolist()}
+
+
+def quantization(quick: bool) -> Part:
+    """The classifier in all number formats: speed on test snippets, bytes, and accuracy in pairs with float32.
+
+    Two threads each. A quick run takes two formats and 200 of the snippets.
+    """
+    from . import scores, sentiment, timing
+
+    test = sentiment.sentences("test").sample(frac=1, random_state=0)
+    test = test[:200] if quick else test
+    exact, fast = "ONNX Runtime, float32", "ONNX Runtime, int8"
+    names = [exact, fast] if quick else [exact, *INT8, *TORCH]
+    texts = {"texts": test["text"].tolist()[: 64 if quick else 512], "every": test["text"].tolist()}
+    arms = {name: ("helpers.bench:quantized", {"way": name, **texts}) for name in names}
+    took = timing.compare(arms, rounds=6, warmup=1, threads=2, isolate=True, passes=2, items=len(texts["texts"]))
+    labels, rows = test["label"].tolist(), []
+    for name in names:
+        pair = scores.paired(labels, took.extra[exact]["labels"], took.extra[name]["labels"])
+        ratio = took.ratio(exact, name)
+        row = {"format": name, "MB": took.extra[name]["bytes"] / 1e6, "times as fast": ratio.value, "low": ratio.low}
+        row |= {"high": ratio.high, "accuracy": str(scores.accuracy(labels, took.extra[name]["labels"]))}
+        rows.append(row | {"points": 100 * pair.difference, "from": 100 * pair.low, "to": 100 * pair.high, "p": pair.p})
+    table = pandas.DataFrame(rows).set_index("format")
+    best = table.loc[fast]
+    ratios = {"int8_over_float32": best["times as fast"], "int8_points": best["points"]}
+    ratios["int8_bytes_over_float32"] = best["MB"] / table.loc[exact, "MB"]
+    return Part(table, {name: round(float(value), 4) for name, value in ratios.items()})
+
+
 PARTS: dict[str, Callable[[bool], Part]] = {
     "notebooks": notebooks,
     "memory": memory,
     "checkpoints": checkpoints,
     "embedding": embedding,
+    "engines": engines,
+    "quantization": quantization,
 }
 
 
