@@ -138,10 +138,11 @@ def train_student(name: str, folder: Path = sentiment.STUDENTS, examples=None, q
 
     if name not in sentiment.PLANS:
         raise ValueError(f"there is no student {name!r}; there are {', '.join(sentiment.PLANS)}")
-    plan, test, start = sentiment.PLANS[name], sentiment.sentences("test"), time.perf_counter()
+    plan, test, start = sentiment.PLANS[name], sentiment.sentences("test"), time.process_time()
     examples = transfer_texts() if examples is None else examples
     checkpoint = assets.root() / "students" / f"{name}.pt"
-    checkpoint.parent.mkdir(parents=True, exist_ok=True)
+    for place in (folder, checkpoint.parent):
+        place.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
     lora = LoraConfig(
         r=plan["rank"],
@@ -161,7 +162,7 @@ def train_student(name: str, folder: Path = sentiment.STUDENTS, examples=None, q
     record = plan | {
         "texts": len(examples),
         "accuracy": str(scores.accuracy(test["label"], answers)),
-        "minutes of the last run": round((time.perf_counter() - start) / 60, 1),
+        "CPU minutes of the last run": round((time.process_time() - start) / 60, 1),
         "command": f"python -m helpers train-student {name}",
         "machine": machine.machine_line(),
         "date": datetime.date.today().isoformat(),
