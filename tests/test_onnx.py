@@ -399,3 +399,50 @@ def test_two_segments_are_padded_and_two():
     assert (made["token_type_ids"].sum(1) > 0).all()
     assert (made["token_type_ids"] <= made["attention_mask"]).all()
     assert ((made["input_ids"] > 0) == made["attention_mask"].astype(bool)).all()
+
+
+def test_nan_is_no_parity(model, session, monkeypatch):
+    run = type(session).run
+
+    class Broken:
+        get_inputs, get_outputs = session.get_inputs, session.get_outputs
+
+        def run(self, *args):
+            return [value * (float("nan") if value.shape[0] == 2 else 1) for value in run(session, *args)]
+
+    found = onnx.parity(model, Broken())
+    assert np.isnan(found.difference)
+    assert not found.ok
+
+
+def test_parity_looks_at_every_output(tmp_path):
+    encoder = new(BertModel)
+    exported = onnx.export(encoder, tmp_path / "encoder.onnx")
+    assert onnx.parity(encoder, onnx.session(exported)).ok
+    with torch.no_grad():
+        encoder.pooler.dense.weight.neg_()
+    assert not onnx.parity(encoder, onnx.session(exported)).ok
+
+
+def test_padding_and_a_file_without_a_mask_do_not_go_together(model, tmp_path):
+    with pytest.raises(ValueError, match="needs attention_mask"):
+        onnx.export(model, tmp_path / "model.onnx", {"input_ids": torch.ones(2, 8, dtype=torch.int64)})
+    dynamic = [{0: "batch", 1: "length"}]
+    onnx_ids = torch.ones(2, 8, dtype=torch.int64)
+    torch.onnx.export(model, (onnx_ids,), tmp_path / "bare.onnx", dynamic_shapes=dynamic, verbose=False)
+    bare = onnx.session(tmp_path / "bare.onnx")
+    full = {"input_ids": [[5, 6, 7]], "attention_mask": [[1, 1, 1]]}
+    assert "attention_mask" in onnx.feed(bare, full).dropped
+    with pytest.raises(ValueError, match="read the padding as text"):
+        onnx.feed(bare, full | {"attention_mask": [[1, 1, 0]]})
+
+
+def test_negative_ids_and_a_single_text_are_refused(session):
+    with pytest.raises(ValueError, match="input_ids holds -1"):
+        onnx.run(session, {"input_ids": [[5, -1]], "attention_mask": [[1, 1]]})
+    with pytest.raises(TypeError, match="give a list"):
+        onnx.predict(session, None, "Good film.")
+
+
+def test_a_file_holds_no_path_of_the_machine_that_made_it(exported):
+    assert b"site-packages" not in exported.path.read_bytes()

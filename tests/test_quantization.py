@@ -407,7 +407,7 @@ def test_case_64_training_and_export_are_refused(reports, tmp_path, way):
     with pytest.raises(quantization.QuantizedError, match="int8 weights get no gradient"):
         model.train()
     assert not any(module.training for module in model.modules())
-    with pytest.raises(quantization.QuantizedError, match="export the float model and quantize the file"):
+    with pytest.raises(quantization.QuantizedError, match="export the float model, then use onnx_dynamic"):
         quantization.require(model, "export")
     with pytest.raises(ValueError, match="export the float model, and quantize the file") as error:
         onnx.export(model, tmp_path / "model.onnx")

@@ -180,8 +180,9 @@ def export(
         raise ValueError(
             f"the example's shapes differ: {', '.join(f'{n} {tuple(v.shape)}' for n, v in example.items())}"
         )
-    if "input_ids" not in example:
-        raise ValueError(f"the example needs input_ids; it has {list(inputs)}, and the model takes {names}")
+    for name in ("input_ids", "attention_mask"):
+        if name in names and name not in example:
+            raise ValueError(f"the example needs {name}, or the file would have no such input; it has {list(inputs)}")
     _require_exporter()
     path = Path(path)
     shapes = {name: {0: axes[0], 1: axes[1]} for name in example}
@@ -195,6 +196,8 @@ def export(
         )
         graph = program.model.graph
         graph.outputs[:] = [value for value in graph.outputs if value.name in outputs]
+        for node in graph:
+            node.metadata_props.clear()  # traces through the code, with this machine's paths
         weights = sum(value.const_value.nbytes for value in graph.initializers.values())
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:  # so that a failure leaves no half of a pair
             program.save(Path(folder) / path.name, external_data=weights > SINGLE_FILE)
@@ -272,11 +275,14 @@ def feed(session, inputs: Mapping) -> Feed:
 
     Numbers become the whole numbers that the file declares (int64 or int32). Names that it does not know are dropped;
     segment ids that it wants and nobody gave are zeros: one segment. Everything else raises: TypeError for numbers that
-    are not whole, ValueError for a missing input, for rows of different lengths, a wrong rank, a wrong fixed size.
+    are not whole, ValueError for a missing input, for padding and a file without a mask, for negative numbers, for rows
+    of different lengths, a wrong rank, a wrong fixed size.
     """
     declared = {entry.name: entry for entry in session.get_inputs()}
     made = Feed()
     made.dropped = tuple(name for name in inputs if name not in declared)
+    if "attention_mask" in made.dropped and not np.asarray(inputs["attention_mask"]).all():
+        raise ValueError("the file has no attention_mask, so it would read the padding as text: export it with a mask")
     for name in (name for name in declared if name in inputs):
         value = inputs[name]
         try:
@@ -287,6 +293,8 @@ def feed(session, inputs: Mapping) -> Feed:
             raise TypeError(
                 f"{name} holds {array.dtype} numbers; this file takes whole numbers, as tokenizers give them"
             )
+        if array.size and array.min() < 0:
+            raise ValueError(f"{name} holds {array.min()}: ONNX Runtime would count such a row from the table's end")
         made[name] = np.ascontiguousarray(array, dtype=_TYPES[declared[name].type])
     if "token_type_ids" in declared and "token_type_ids" not in made and "input_ids" in made:
         made["token_type_ids"] = np.zeros_like(made["input_ids"], dtype=_TYPES[declared["token_type_ids"].type])
@@ -316,7 +324,10 @@ def predict(session, tokenizer, texts: Sequence, max_tokens: int = 1024) -> np.n
     """A classifier's logits, float32 (texts, labels), in the given order.
 
     Texts (or pairs) are sorted by length into batches of at most `max_tokens` tokens with padding, cut at `MAX_LENGTH`.
+    Raises TypeError for a single text, whose characters would be taken for texts.
     """
+    if isinstance(texts, str):
+        raise TypeError("texts is one text: give a list, [text]")
     pairs = [(text,) if isinstance(text, str) else text for text in texts]
     encoded = dict(tokenizer(*map(list, zip(*pairs, strict=True)), truncation=True, max_length=MAX_LENGTH))
     groups = batching.batches([len(ids) for ids in encoded["input_ids"]], max_tokens=max_tokens)
@@ -326,7 +337,7 @@ def predict(session, tokenizer, texts: Sequence, max_tokens: int = 1024) -> np.n
 
 
 def parity(model, session, *, batches: Sequence[int] = (1, 2, 5), lengths: Sequence[int] = (1, 7, 512)) -> Parity:
-    """Compares a session with the model that its file was made of, on padded batches of two segments.
+    """Compares all outputs of a session with those of the model that its file was made of, on padded pairs of texts.
 
     Padding and both segments matter: with ones everywhere, a file that takes the mask for the segment ids looks right.
     batches, lengths: all pairs are tried; lengths end at the model's own longest.
@@ -342,12 +353,19 @@ def parity(model, session, *, batches: Sequence[int] = (1, 2, 5), lengths: Seque
             inputs = two_segments(batch, length, model.config.vocab_size, rng)
             tensors = {n: torch.from_numpy(array).to(device) for n, array in inputs.items() if n in names}
             with _evaluating(model):
-                expected = model(**tensors)[0].float().cpu().numpy()
-            got = run(session, {name: inputs[name] for name in tensors})
+                outputs = model(**tensors)
+            found = session.run(None, feed(session, {name: inputs[name] for name in tensors}))
+            known = [value for value in outputs.values() if isinstance(value, torch.Tensor)]
+            ours = [outputs.get(entry.name, value) for entry, value in zip(session.get_outputs(), known, strict=False)]
+            pairs = [(one.float().cpu().numpy(), other) for one, other in zip(ours, found, strict=True)]
+            expected, got = pairs[0]
             same = (expected.argmax(-1) == got.argmax(-1)).mean() if expected.ndim == 2 else float("nan")
-            rows.append((batch, length, float(np.abs(expected - got).max()), float(same)))
+            differences = [np.abs(one - other).max() for one, other in pairs]
+            rows.append((batch, length, float(np.max(differences)), float(same)))
     table = pd.DataFrame(rows, columns=["batch", "length", "largest difference", "same label"])
-    return Parity(table, float(table["largest difference"].max()), float(table["same label"].min()), mode)
+    # NumPy's maximum, not pandas', which skips NaN: a file that gives NaN is not equal.
+    worst = float(table["largest difference"].to_numpy().max())
+    return Parity(table, worst, float(table["same label"].min()), mode)
 
 
 def two_segments(batch: int, length: int, vocabulary: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
