@@ -458,7 +458,8 @@ def free_memory(namespace: dict | None = None) -> Freed:
 
     Forgets the last exception (with the variables of the functions it went through) and, in IPython, `Out`, `_` and
     their like; then collects garbage; then empties the caches of the C library (on Linux), CUDA and MPS. Nothing that
-    has a name of its own is touched. namespace: where to look for holders, by default the notebook's (or the main script's) variables.
+    has a name of its own is touched. namespace: where to look for holders, by default the notebook's (or the main
+    script's) variables.
     `freed` counts CUDA's allocated bytes when CUDA is in use, else the memory of this process.
     """
     if not isinstance(namespace, dict | None):
