@@ -187,7 +187,7 @@ WIDGETS = {
     ),
     "quantization": (
         "05_quantization.ipynb",
-        ["import copy", "sentiment.teacher()", "weights = "],
+        ["import copy", "def elsewhere", "sentiment.teacher()", "weights = "],
         "widgets.quantization_explorer(",
         "4 bits, symmetric, one scale: 15 levels",
         [
