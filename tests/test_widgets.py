@@ -148,19 +148,25 @@ def image(out):
     return out.value.split('alt="')[0]
 
 
-def test_moving_the_quantization_explorer():
-    explorer = widgets.quantization_explorer(MATRIX)
+def moving(explorer, moves):
+    """Set one control after the other: each time other words and another picture are shown."""
     controls, out = choice(explorer), explorer.children[-1]
-    assert "4 bits, symmetric, one scale: 15 levels" in out.value
-    for name, value, words in (
-        ("bits", 2, "2 bits, symmetric, one scale: 3 levels"),
-        ("symmetric", False, "2 bits, asymmetric, one scale: 4 levels"),
-        ("a scale for", True, "2 bits, asymmetric, a scale for each of 6 rows"),
-    ):
+    for name, value, words in moves:
         before = image(out)
         controls[name].value = value
         assert words in out.value
         assert image(out) != before
+
+
+def test_moving_the_quantization_explorer():
+    explorer = widgets.quantization_explorer(MATRIX)
+    assert "4 bits, symmetric, one scale: 15 levels" in explorer.children[-1].value
+    moves = (
+        ("bits", 2, "2 bits, symmetric, one scale: 3 levels"),
+        ("symmetric", False, "2 bits, asymmetric, one scale: 4 levels"),
+        ("a scale for", True, "2 bits, asymmetric, a scale for each of 6 rows"),
+    )
+    moving(explorer, moves)
 
 
 def test_softened_probabilities_are_the_formula():
@@ -175,16 +181,12 @@ def test_softened_probabilities_are_the_formula():
 
 def test_moving_the_temperature_explorer():
     explorer = widgets.temperature_explorer()
-    controls, out = choice(explorer), explorer.children[-1]
-    assert "T = 2: probabilities 0.786, 0.175, 0.039" in out.value
-    for name, value, words in (
+    assert "T = 2: probabilities 0.786, 0.175, 0.039" in explorer.children[-1].value
+    moves = (
         ("temperature", 64.0, "T = 64: probabilities 0.349, 0.333, 0.318; entropy 1.58 of at most 1.58 bits"),
         ("logit 1", 1.0, "probabilities 0.339, 0.339, 0.323"),
-    ):
-        before = image(out)
-        controls[name].value = value
-        assert words in out.value
-        assert image(out) != before
+    )
+    moving(explorer, moves)
 
 
 PIPELINES = pandas.DataFrame(
@@ -216,13 +218,9 @@ def test_the_fastest_within_limits_stands_out():
 
 def test_moving_the_pipeline_chooser():
     explorer = widgets.pipeline_chooser(PIPELINES)
-    controls, out = choice(explorer), explorer.children[-1]
-    assert ": small (90 MB" in out.value
-    for name, value, words in (
+    assert ": small (90 MB" in explorer.children[-1].value
+    moves = (
         ("points to lose", 6.0, ": tiny (11 MB"),
         ("MB at most", 10**0.5, "Loosen one."),
-    ):
-        before = image(out)
-        controls[name].value = value
-        assert words in out.value
-        assert image(out) != before
+    )
+    moving(explorer, moves)

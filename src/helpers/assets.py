@@ -10,7 +10,6 @@ Everything lies in one folder that may be shared or read-only: ``BERT_ASSETS`` i
 
 import csv
 import functools
-import hashlib
 import http.client
 import os
 import re
@@ -28,6 +27,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import urlsplit
+
+from helpers.files import digest as sha256_of
 
 PATIENCE = 4  # seconds that a silent server may cost before the next source is asked
 TRUE_STAND_IN = "true architecture, random weights: speed and memory are real, predictions are not"
@@ -304,7 +305,9 @@ def _locate(asset: Asset, check: bool = True) -> Provenance | None:
             return Provenance(asset.name, "hub", f"{asset.hub_id}@{asset.revision[:8]}", folder=folder)
     if package := asset.package:
         folder, files = _package_folder(package), package.files.items()
-        if all((folder / file).is_file() and (not check or _sha256(folder / file) == digest) for file, digest in files):
+        if all(
+            (folder / file).is_file() and (not check or sha256_of(folder / file) == digest) for file, digest in files
+        ):
             digest = list(package.files.values())[-1] if check else None
             return Provenance(asset.name, "package", f"{package.name}=={package.version}", digest, folder=folder)
     return None
@@ -497,7 +500,7 @@ def _download(url: str, target: Path, size: int, sha256: str | None, title: str,
                         file.write(block)
                         file.flush()  # what has come survives a kill
                         bar.update(len(block))
-        if part.stat().st_size != size or (sha256 and _sha256(part) != sha256):
+        if part.stat().st_size != size or (sha256 and sha256_of(part) != sha256):
             part.unlink()
             raise _UnavailableError(f"{title} is not the file that was expected (wrong size or SHA-256)")
         part.replace(target)
@@ -542,11 +545,6 @@ def progress_bar(total: int, *, wanted: bool = True, **style):
     people = sys.stdout.isatty() or type(sys.stdout).__module__ == "ipykernel.iostream"
     shown = wanted and people and not _is_set("HF_HUB_DISABLE_PROGRESS_BARS")
     return tqdm(total=total, leave=False, file=sys.stdout, disable=not shown, **style)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextmanager

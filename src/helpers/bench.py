@@ -273,7 +273,14 @@ def _engine_model(name: str):
 _EXPORT = "import sys; from helpers import bench, onnx; onnx.export(bench._engine_model(sys.argv[1]), sys.argv[2])"
 
 
-def engines(quick: bool, names: tuple[str, ...] = ("classifier", "bert-base")) -> Part:
+def _exported(name: str, folder: str) -> Path:
+    """The ONNX file of a model, made in a process of its own: what that takes is no part of what is measured."""
+    path = Path(folder) / f"{name}.onnx"
+    subprocess.run([sys.executable, "-c", _EXPORT, name, str(path)], check=True)
+    return path
+
+
+def engines(quick: bool) -> Part:
     """ONNX Runtime against PyTorch, two threads each, float32: how many times as long a batch takes (1 is equal).
 
     A ratio takes the quicker of PyTorch's two ways for that batch. A quick run takes one batch of the small model.
@@ -282,12 +289,12 @@ def engines(quick: bool, names: tuple[str, ...] = ("classifier", "bert-base")) -
 
     from . import timing
 
+    names = ["classifier"] if quick else ["classifier", "bert-base"]
     shapes = [(8, 16)] if quick else [(batch, length) for batch in (1, 8) for length in (16, 128, 512)]
     rows, ratios = [], {}
     with tempfile.TemporaryDirectory() as folder:
-        for name in names[:1] if quick else names:
-            path = str(Path(folder) / f"{name}.onnx")
-            subprocess.run([sys.executable, "-c", _EXPORT, name, path], check=True)
+        for name in names:
+            path = str(_exported(name, folder))
             for batch, length in shapes:
                 request = {"name": name, "path": path, "batch": batch, "length": length}
                 arms = {way: ("helpers.bench:engine", {"way": way, **request}) for way in ("eager", "sdpa", "onnx")}
@@ -316,18 +323,20 @@ INT8 = {  # options of quantization.onnx_dynamic
 TORCH = ("PyTorch, float32", "PyTorch, bfloat16", "torch dynamic", "torchao, weights only", "torchao, activations too")
 
 
-def quantized(way: str, texts: list[str], every: list[str]):
-    """A set-up for `timing.compare`: the classifier in one number format; its extra: bytes, labels of `every` text."""
+def quantized(way: str, path: str, texts: list[str], every: list[str]):
+    """A set-up for `timing.compare`: the classifier in one number format; its extra: bytes, labels of `every` text.
+
+    path: the ONNX file of those formats that are one
+    """
     import torch
 
     from . import assets, onnx, quantization, sentiment
 
-    model, tokenizer = sentiment.teacher(), assets.tokenizer("minilm")
     if way in TORCH:
+        model = sentiment.teacher()
         if way in TORCH[2:]:
             make = quantization.torch_dynamic if way == "torch dynamic" else quantization.torchao_int8
-            options = {"activations": True} if way == TORCH[-1] else {}
-            report = make(model, **options)
+            report = make(model, **({"activations": True} if way == TORCH[-1] else {}))
             model, size = report.model, sum(report.after.values())
         else:
             model = model.to(torch.bfloat16) if way == "PyTorch, bfloat16" else model
@@ -337,11 +346,7 @@ def quantized(way: str, texts: list[str], every: list[str]):
             return sentiment.logits(model, texts)
 
     else:
-        with tempfile.TemporaryDirectory() as folder:
-            path = onnx.export(model, Path(folder) / "float32.onnx").path
-            if way in INT8:
-                path = quantization.onnx_dynamic(path, Path(folder) / "int8.onnx", **INT8[way]).path
-            session, size = onnx.session(path, threads=2), path.stat().st_size
+        tokenizer, session, size = assets.tokenizer("minilm"), onnx.session(path, threads=2), Path(path).stat().st_size
 
         def call(texts):
             return onnx.predict(session, tokenizer, texts)
@@ -349,29 +354,31 @@ def quantized(way: str, texts: list[str], every: list[str]):
     return call, (texts,), {"bytes": size, "labels": call(every).argmax(1).tolist()}
 
 
-_BASE = """
-import sys
-from helpers import assets, onnx, quantization
-exported = onnx.export(assets.model("bert-base"), sys.argv[1] + "/base.onnx")
-print(quantization.onnx_dynamic(exported.path, sys.argv[1] + "/int8.onnx").path.stat().st_size / exported.bytes)
-"""
-
-
 def quantization(quick: bool) -> Part:
     """The classifier in all number formats: speed on test snippets, bytes, and accuracy in pairs with float32.
 
-    Two threads each. BERT-base is exported and quantized as well, for the size of its file. A quick run takes two
+    Two threads each. BERT-base is exported and quantized as well, for its bytes. A quick run takes two
     formats and 200 of the snippets, and no BERT-base.
     """
     from . import scores, sentiment, timing
+    from .quantization import onnx_dynamic
 
     test = sentiment.sentences("test").sample(frac=1, random_state=0)
     test = test[:200] if quick else test
     exact, fast = "ONNX Runtime, float32", "ONNX Runtime, int8"
     names = [exact, fast] if quick else [exact, *INT8, *TORCH]
     texts = {"texts": test["text"].tolist()[: 64 if quick else 512], "every": test["text"].tolist()}
-    arms = {name: ("helpers.bench:quantized", {"way": name, **texts}) for name in names}
-    took = timing.compare(arms, rounds=6, warmup=1, threads=2, isolate=True, passes=2, items=len(texts["texts"]))
+    length = len(texts["texts"])
+    with tempfile.TemporaryDirectory() as folder:
+        paths = {exact: _exported("classifier", folder)}
+        for number, name in enumerate(way for way in names if way in INT8):
+            paths[name] = onnx_dynamic(paths[exact], Path(folder) / f"{number}.onnx", **INT8[name]).path
+        arms = {}
+        for name in names:
+            arms[name] = ("helpers.bench:quantized", {"way": name, "path": str(paths.get(name, "")), **texts})
+        took = timing.compare(arms, rounds=6, warmup=1, threads=2, isolate=True, passes=2, items=length)
+        base = None if quick else _exported("bert-base", folder)
+        base_ratio = base and onnx_dynamic(base, Path(folder) / "base8.onnx").ratio
     labels, rows = test["label"].tolist(), []
     for name in names:
         pair = scores.paired(labels, took.extra[exact]["labels"], took.extra[name]["labels"])
@@ -384,9 +391,7 @@ def quantization(quick: bool) -> Part:
     ratios = {"int8_over_float32": best["times as fast"], "int8_points": best["points"]}
     ratios["int8_bytes_over_float32"] = best["MB"] / table.loc[exact, "MB"]
     if not quick:
-        with tempfile.TemporaryDirectory() as folder:
-            done = subprocess.run([sys.executable, "-c", _BASE, folder], stdout=subprocess.PIPE, check=True)
-        ratios["int8_bytes_over_float32_bert_base"] = float(done.stdout)
+        ratios["int8_bytes_over_float32_bert_base"] = base_ratio
     return Part(table, {name: round(float(value), 4) for name, value in ratios.items()})
 
 

@@ -251,10 +251,6 @@ def _shards(source, target) -> dict[Path, Path]:
     )
 
 
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
 def _texts(path: Path) -> list[str]:
     """The texts of a shard; ValueError for a line that holds none."""
     texts = []
@@ -313,7 +309,7 @@ def embed_shards(source, target, model: nn.Module, tokenizer, *, threads: int = 
     job = {"model": weights.hexdigest(), "tokenizer": hashlib.sha256(json.dumps(settings).encode()).hexdigest()}
     job |= {"options": options, "threads": threads, "torch": torch.__version__, "hardware": card}
     shards = _shards(source, target)
-    jobs = {path: job | {"texts": _digest(path)} for path in shards}
+    jobs = {path: job | {"texts": files.digest(path)} for path in shards}
     # One process looks what is there: each by itself would see the others' new shards and divide another list.
     plan = [[p for p, target in shards.items() if not _finished(target, jobs[p])]] if state.is_main_process else [[]]
     todo = broadcast_object_list(plan)[0]
@@ -339,7 +335,7 @@ def collect(source, target) -> Embedded:
     if missing := [name for name, shard in found.items() if shard is None]:
         raise ValueError(f"{len(missing)} of {len(found)} shards are missing, first {missing[0]}: start the job again")
     for texts, path in shards.items():
-        if found[path.name][0]["job"]["texts"] != _digest(texts):
+        if found[path.name][0]["job"]["texts"] != files.digest(texts):
             raise ValueError(f"{texts} was changed after {path.name} was made: delete that and start the job again")
     reports = pd.DataFrame([about["report"] for about, _ in found.values()])
     total = {f.name: reports[f.name][0] if f.type is str else int(reports[f.name].sum()) for f in fields(Report)}

@@ -1,5 +1,6 @@
-"""Files that are there as a whole or not at all. What the lessons' helpers store goes through `whole`."""
+"""Files that are there as a whole or not at all, and what is in one. The lessons' helpers store through `whole`."""
 
+import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,3 +18,9 @@ def whole(path: str | Path) -> Iterator[Path]:
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
+
+
+def digest(path: str | Path) -> str:
+    """The SHA-256 of a file, in hexadecimal."""
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -9,6 +9,7 @@ import copy
 import functools
 import json
 import logging
+import math
 import tempfile
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -202,9 +203,7 @@ def _tensors(path: Path) -> dict[str, tuple[str, int, bool]]:
 
     tensors = {}
     for tensor in graph.initializer:
-        count = 1
-        for size in tensor.dims:
-            count *= size
+        count = math.prod(tensor.dims)
         dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
         eight = dtype.itemsize == 1 and dtype.kind in "iu" and len(tensor.dims) == 2
         tensors[tensor.name] = (group(tensor.name), count * dtype.itemsize, eight)

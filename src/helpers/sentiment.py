@@ -4,12 +4,11 @@ Used by notebooks 04 to 06 and 08. The adapter (LoRA and a classification head, 
 card) was trained by `python -m helpers train-teacher` and is merged into MiniLM's weights when the model is loaded.
 """
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from . import assets
+from . import assets, files
 
 ADAPTER = Path(__file__).parent / "sentiment_adapter"
 LABELS = {0: "negative", 1: "positive"}
@@ -47,7 +46,7 @@ def teacher(adapter: Path = ADAPTER):
 
     Logits have shape (texts, 2), negative first. It carries `.provenance`. Raises AssetError if MiniLM cannot be had.
     """
-    digest = hashlib.sha256((adapter / "adapter_model.safetensors").read_bytes()).hexdigest()
+    digest = files.digest(adapter / "adapter_model.safetensors")
     return _merged(untrained(), adapter, f"merged with this project's sentiment adapter, SHA-256 {digest[:8]}…")
 
 
