@@ -127,6 +127,16 @@ def test_the_first_lesson_runs_in_the_browser(lab, browser):
         page.close()
 
 
+def test_the_printed_address_opens_the_first_lesson(lab, browser):
+    page = browser.new_page(viewport={"width": 1280, "height": 1000})
+    try:
+        page.goto(f"{lab}/?token={TOKEN}")  # what is printed leads to where this does
+        page.wait_for_url("**/lab/tree/notebooks/00_start_here.ipynb**", timeout=30_000)
+        page.locator(".jp-CodeCell").first.wait_for(timeout=60_000)
+    finally:
+        page.close()
+
+
 def run_cell(page, text):
     """Run the code cell that holds a text, wait until it is done, and return it."""
     cell = page.locator(".jp-CodeCell", has_text=text).first

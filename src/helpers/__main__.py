@@ -19,7 +19,9 @@ def lab(rest: list[str]) -> int:
         print("The notebooks that need what is missing will say so; the others run.")
     # The folder `jupyter` beside this file switches off JupyterLab's question about news: nobody in a lesson wants it.
     paths = [str(Path(__file__).parent / "jupyter"), *os.environ.get("JUPYTER_CONFIG_PATH", "").split(os.pathsep)]
-    command = [sys.executable, "-m", "jupyterlab", START, f"--ServerApp.root_dir={lessons.ROOT}", *rest]
+    # START opens in the browser; the address that is printed, for those who open it themselves, needs the other.
+    places = [START, f"--ServerApp.root_dir={lessons.ROOT}", f"--LabApp.default_url=/lab/tree/{START}"]
+    command = [sys.executable, "-m", "jupyterlab", *places, *rest]
     return _become(command, JUPYTER_CONFIG_PATH=os.pathsep.join(filter(None, paths)))
 
 
