@@ -378,6 +378,7 @@ def test_predict_keeps_the_order_and_takes_pairs(model, session):
         with torch.no_grad():
             assert np.abs(model(**inputs).logits[0].numpy() - row).max() < onnx.TOLERANCE
     assert onnx.predict(session, tokenizer, [("a b", "c"), ("d", "e f g")]).shape == (2, 3)
+    assert np.array_equal(onnx.predict(session, tokenizer, texts, max_tokens=20, workers=2), got)
 
 
 def test_a_file_runs_where_torch_cannot_be_imported(exported):

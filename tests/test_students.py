@@ -1,7 +1,9 @@
 """`train-student` makes students that the loader reads, interrupted or not, and learns from no test snippet."""
 
+import json
+
 from helpers import __main__ as command_line
-from helpers import distillation, recipes, sentiment
+from helpers import assets, distillation, recipes, scores, sentiment
 
 import pytest
 import torch
@@ -23,26 +25,27 @@ def few(tmp_path, monkeypatch):
     test = sentiment.sentences("test").sample(32, random_state=0)
     sentences = {"test": test, "train": sentiment.sentences("train")}
     monkeypatch.setattr(sentiment, "sentences", sentences.get)
-    monkeypatch.setitem(sentiment.PLANS, "one-layer", sentiment.PLANS["one-layer"] | {"epochs": 2})
+    monkeypatch.setitem(recipes.TRAINING, "epochs", 2)
     return recipes.transfer_texts().sample(40, random_state=0)
 
 
 def answers(folder, few):
-    return sentiment.logits(sentiment.student("one-layer", folder), few["text"])
+    return sentiment.logits(sentiment.student("two-layers", folder), few["text"])
 
 
 def test_the_recipe_makes_what_the_loader_reads(few, tmp_path):
-    record = recipes.train_student("one-layer", tmp_path / "whole", few, quiet=True)
+    record = recipes.train_student("two-layers", tmp_path / "whole", few, quiet=True)
     assert record["texts"] == 40
     assert not list((tmp_path / "kept").rglob("*.pt"))
-    untrained = sentiment.logits(sentiment.unfinished_student("one-layer"), few["text"])
+    untrained = sentiment.logits(sentiment.unfinished_student("two-layers"), few["text"])
     assert not torch.allclose(answers(tmp_path / "whole", few), untrained, atol=1e-3)
 
 
 def test_an_interrupted_training_goes_on(few, tmp_path, monkeypatch):
-    """Stopped in its second epoch and run again, the recipe makes the same student as without the stop."""
-    recipes.train_student("one-layer", tmp_path / "whole", few, quiet=True)
+    """Stopped in its third step and run again, the recipe makes the same student as without the stop."""
+    recipes.train_student("two-layers", tmp_path / "whole", few, quiet=True)
     train = distillation.train
+    monkeypatch.setattr(distillation, "KEEP_EVERY", 1)
 
     def stop(step, loss):
         if step == 3:  # of 4
@@ -50,13 +53,41 @@ def test_an_interrupted_training_goes_on(few, tmp_path, monkeypatch):
 
     monkeypatch.setattr(distillation, "train", lambda *args, **options: train(*args, **options, after_step=stop))
     with pytest.raises(KeyboardInterrupt):
-        recipes.train_student("one-layer", tmp_path / "stopped", few, quiet=True)
-    assert not (tmp_path / "stopped" / "one-layer").exists()
+        recipes.train_student("two-layers", tmp_path / "stopped", few, quiet=True)
+    assert not list((tmp_path / "stopped").rglob("change.safetensors"))
     monkeypatch.setattr(distillation, "train", train)
-    recipes.train_student("one-layer", tmp_path / "stopped", few, quiet=True)
+    recipes.train_student("two-layers", tmp_path / "stopped", few, quiet=True)
     assert torch.equal(answers(tmp_path / "whole", few), answers(tmp_path / "stopped", few))
 
 
 def test_there_is_no_student_without_a_plan(capsys):
     assert command_line.main(["train-student", "no-layer"]) == 1
-    assert "there are three-layers, one-layer" in capsys.readouterr().err
+    assert "there are three-layers, two-layers" in capsys.readouterr().err
+
+
+def test_the_stored_students_do_what_their_records_say():
+    test, teacher = sentiment.sentences("test"), sentiment.teacher()
+    base = scores.accuracy(test["label"], sentiment.logits(teacher, test["text"]).argmax(dim=1)).value
+    for (name, layers), share in zip(sentiment.LAYERS.items(), (0.99, 0.95), strict=True):
+        record = json.loads((sentiment.STUDENTS / name / "record.json").read_text())
+        student = sentiment.student(name)
+        found = scores.accuracy(test["label"], sentiment.logits(student, test["text"]).argmax(dim=1))
+        assert abs(100 * found.value - float(record["accuracy"][:4])) <= 0.1  # other CPUs may round otherwise
+        assert found.value >= share * base
+        assert record["layers"] == str(layers)
+        assert record["command"] == f"python -m helpers train-student {name}"
+        assert student.config.num_hidden_layers == len(layers)
+        assert f"the student {name!r}" in str(assets.provenance(student))
+
+
+def test_the_stored_logits_are_the_teachers_for_all_texts():
+    """Nothing is computed again when a student is trained: the file has every text's logits."""
+    examples = recipes.transfer_texts()
+    ids, texts = examples["id"].tolist(), examples["text"].tolist()
+    before = sentiment.TEACHER_LOGITS.read_bytes()
+    teacher, tokenizer = sentiment.teacher(), assets.tokenizer("minilm")
+    stored = distillation.teacher_logits(teacher, tokenizer, ids, texts, sentiment.TEACHER_LOGITS)
+    assert sentiment.TEACHER_LOGITS.read_bytes() == before
+    picked = examples.sample(64, random_state=1).index.tolist()
+    assert torch.allclose(stored[picked], sentiment.logits(teacher, [texts[row] for row in picked]), atol=1e-3)
+    assert sum(path.stat().st_size for path in sentiment.STUDENTS.rglob("*") if path.is_file()) <= 5e6

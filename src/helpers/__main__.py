@@ -87,7 +87,7 @@ def main(argv: list[str] | None = None) -> int:
     measure.add_argument("--json", type=Path, metavar="FILE", help="write every number to this file")
     reporter = commands.add_parser("gpu-report", help="measure what this machine's CUDA card does (under 8 minutes)")
     reporter.add_argument("--json", type=Path, metavar="FILE", help="write it here, not into the package")
-    student = commands.add_parser("train-student", help="train a student of notebook 06 anew: 10 to 40 minutes")
+    student = commands.add_parser("train-student", help="train a student of notebook 06 anew: about 6 minutes")
     student.add_argument("name", nargs="?", default="three-layers", help="which one; default: %(default)s")
     commands.add_parser("train-teacher", help="train the sentiment adapter of this package anew: about 20 minutes")
     options, rest = parser.parse_known_args(argv)

@@ -19,6 +19,8 @@ import pandas
 
 from . import files, lessons, machine
 
+RECORDED = Path(__file__).parent / "bench.json"  # a whole run on the development machine: `bench --json` to this path
+
 
 @dataclass(frozen=True)
 class Part:
@@ -320,13 +322,15 @@ INT8 = {  # options of quantization.onnx_dynamic
     "ONNX Runtime, int8, reduced range": {"reduced_range": True},
     "ONNX Runtime, uint8": {"weights": "uint8"},
 }
+ORDERS = 8  # of the test snippets, for accuracies
 TORCH = ("PyTorch, float32", "PyTorch, bfloat16", "torch dynamic", "torchao, weights only", "torchao, activations too")
 
 
 def quantized(way: str, path: str, texts: list[str], every: list[str]):
     """A set-up for `timing.compare`: the classifier in one number format; its extra: bytes, labels of `every` text.
 
-    path: the ONNX file of those formats that are one
+    path: the ONNX file of those formats that are one. Of files the labels are given `ORDERS` times: int8 takes its
+    ranges from whole batches, so in another order a text has other neighbours and may get another answer.
     """
     import torch
 
@@ -351,14 +355,20 @@ def quantized(way: str, path: str, texts: list[str], every: list[str]):
         def call(texts):
             return onnx.predict(session, tokenizer, texts)
 
-    return call, (texts,), {"bytes": size, "labels": call(every).argmax(1).tolist()}
+    labels = []
+    for number in range(1 if way in TORCH else ORDERS):
+        order = random.Random(number).sample(range(len(every)), len(every))
+        found = dict(zip(order, call([every[row] for row in order]).argmax(1).tolist(), strict=True))
+        labels.append([found[row] for row in range(len(every))])
+    return call, (texts,), {"bytes": size, "labels": labels}
 
 
 def quantization(quick: bool) -> Part:
     """The classifier in all number formats: speed on test snippets, bytes, and accuracy in pairs with float32.
 
-    Two threads each. BERT-base is exported and quantized as well, for its bytes. A quick run takes two
-    formats and 200 of the snippets, and no BERT-base.
+    Points are means over `ORDERS` orders of the snippets, `worst` and `best` those of single orders. Two threads each.
+    BERT-base is exported and quantized as well, for its bytes. A quick run takes two formats and 200 of the snippets,
+    and no BERT-base.
     """
     from . import scores, sentiment, timing
     from .quantization import onnx_dynamic
@@ -379,19 +389,125 @@ def quantization(quick: bool) -> Part:
         took = timing.compare(arms, rounds=6, warmup=1, threads=2, isolate=True, passes=2, items=length)
         base = None if quick else _exported("bert-base", folder)
         base_ratio = base and onnx_dynamic(base, Path(folder) / "base8.onnx").ratio
-    labels, rows = test["label"].tolist(), []
+    labels, rows, reference = test["label"].tolist(), [], took.extra[exact]["labels"][0]
     for name in names:
-        pair = scores.paired(labels, took.extra[exact]["labels"], took.extra[name]["labels"])
-        ratio = took.ratio(exact, name)
-        row = {"format": name, "MB": took.extra[name]["bytes"] / 1e6, "times as fast": ratio.value, "low": ratio.low}
-        row |= {"high": ratio.high, "accuracy": str(scores.accuracy(labels, took.extra[name]["labels"]))}
-        rows.append(row | {"points": 100 * pair.difference, "from": 100 * pair.low, "to": 100 * pair.high, "p": pair.p})
+        extra, ratio = took.extra[name], took.ratio(exact, name)
+        pairs = [scores.paired(labels, reference, found) for found in extra["labels"]]
+        points = pandas.DataFrame([(pair.difference, pair.low, pair.high) for pair in pairs]) * 100
+        row = {"format": name, "MB": extra["bytes"] / 1e6, "times as fast": ratio.value, "low": ratio.low}
+        row |= {"high": ratio.high, "accuracy": str(scores.accuracy(labels, extra["labels"][0]))}
+        row |= dict(zip(("points", "from", "to"), points.mean(), strict=True))
+        rows.append(row | {"worst": points[0].min(), "best": points[0].max()})
     table = pandas.DataFrame(rows).set_index("format")
     best = table.loc[fast]
     ratios = {"int8_over_float32": best["times as fast"], "int8_points": best["points"]}
     ratios["int8_bytes_over_float32"] = best["MB"] / table.loc[exact, "MB"]
     if not quick:
         ratios["int8_bytes_over_float32_bert_base"] = base_ratio
+    return Part(table, {name: round(float(value), 4) for name, value in ratios.items()})
+
+
+# The steps of notebook 08: what answers (a model, or a file made of one), and how the texts reach it.
+PIPELINE = {
+    "as pasted": ("bert-base", "padded"),
+    "no padding": ("bert-base", "one by one"),
+    "smaller model": ("teacher", "one by one"),
+    "ONNX Runtime": ("teacher.onnx", "one by one"),
+    "distilled": ("three-layers.onnx", "one by one"),
+    "int8": ("three-layers.int8.onnx", "one by one"),
+    "batches": ("three-layers.int8.onnx", "batches"),
+    "a thread a batch": ("three-layers.int8.onnx", "workers"),
+    "smallest student": ("two-layers.int8.onnx", "workers"),
+}
+
+
+def pipeline_files(folder: str | Path) -> dict[str, int]:
+    """Write the files of `PIPELINE` into a folder: teacher and students, float32 and int8; name -> bytes."""
+    from . import onnx, quantization, sentiment
+
+    sizes = {}
+    for name in ("teacher", *sentiment.LAYERS):
+        model = sentiment.teacher() if name == "teacher" else sentiment.student(name)
+        exported = onnx.export(model, Path(folder) / f"{name}.onnx")
+        small = quantization.onnx_dynamic(exported.path, Path(folder) / f"{name}.int8.onnx")
+        sizes |= {exported.path.name: exported.bytes, small.path.name: small.path.stat().st_size}
+    return sizes
+
+
+def pipeline_step(step: str, folder: str, texts: list[str], every: list[str]):
+    """A set-up for `timing.compare`: one step of `PIPELINE`; its extra: MB, the first logits, the labels of `every`."""
+    import numpy
+    import torch
+    from transformers import BertForSequenceClassification
+
+    from . import assets, onnx, sentiment
+
+    source, way = PIPELINE[step]
+    tokenizer = assets.tokenizer("minilm")  # its vocabulary is BERT-base's
+    options = {"padding": "max_length" if way == "padded" else False, "truncation": True, "max_length": 128}
+    if source.endswith(".onnx"):
+        path = Path(folder) / source
+        session, size = onnx.session(path, threads=1 if way == "workers" else 2), path.stat().st_size
+
+        def logits(texts):
+            if way == "one by one":
+                return numpy.concatenate([onnx.run(session, tokenizer([text], **options)) for text in texts])
+            return onnx.predict(session, tokenizer, texts, max_tokens=512, workers=2 if way == "workers" else 1)
+
+    else:
+        model = sentiment.teacher() if source == "teacher" else assets.model(source, BertForSequenceClassification)
+        size = sum(parameter.nbytes for parameter in model.parameters())
+
+        @torch.inference_mode()
+        def logits(texts):
+            return numpy.concatenate([model(**tokenizer(text, return_tensors="pt", **options))[0] for text in texts])
+
+    # BERT-base would take minutes one by one, and answers the same in batches.
+    answers = sentiment.logits(model, every) if source == "bert-base" and way != "padded" else None
+    answers = logits(every) if source != "bert-base" else answers
+    labels = [] if answers is None else answers.argmax(1).tolist()
+    return logits, (texts,), {"MB": size / 1e6, "logits": logits(texts[:8]).tolist(), "labels": labels}
+
+
+def pipeline(quick: bool) -> Part:
+    """From the code people paste to the best that these cores can do: every step's speed, and what it costs.
+
+    Two threads each; accuracy on all test snippets, in pairs with the teacher. A quick run takes 16 snippets to time
+    and 200 to answer.
+    """
+    import numpy
+
+    from . import scores, sentiment, timing
+
+    test = sentiment.sentences("test").sample(frac=1, random_state=0)
+    test = test[:200] if quick else test
+    every, labels = test["text"].tolist(), test["label"].tolist()
+    texts = every[:16] if quick else every[:256]
+    with tempfile.TemporaryDirectory() as folder:
+        command = "import sys; from helpers import bench; bench.pipeline_files(sys.argv[1])"
+        subprocess.run([sys.executable, "-c", command, folder], check=True)
+        request = {"folder": folder, "texts": texts, "every": every}
+        arms = {step: ("helpers.bench:pipeline_step", {"step": step, **request}) for step in PIPELINE}
+        took = timing.compare(arms, rounds=6, warmup=1, threads=2, isolate=True, items=len(texts))
+    extra = took.extra
+    if not numpy.allclose(extra["as pasted"]["logits"], extra["no padding"]["logits"], atol=1e-4):
+        raise RuntimeError("padding changes the answers of BERT-base")
+    extra["as pasted"]["labels"] = extra["no padding"]["labels"]
+    rows, before = [], "as pasted"
+    for step in PIPELINE:
+        answers, ratio = extra[step]["labels"], took.ratio("as pasted", step)
+        score, pair = scores.accuracy(labels, answers), scores.paired(labels, extra["smaller model"]["labels"], answers)
+        row = {"step": step, "texts/s": len(texts) / numpy.median(took.seconds[step]), "times as pasted": ratio.value}
+        row |= {"low": ratio.low, "high": ratio.high, "times before": took.ratio(before, step).value}
+        row |= {"MB": extra[step]["MB"], "accuracy": score.value, "from": score.low, "to": score.high}
+        row |= {"points": 100 * pair.difference, "points from": 100 * pair.low, "points to": 100 * pair.high}
+        rows.append(row)
+        before = step
+    table = pandas.DataFrame(rows).set_index("step")
+    ratios = {}
+    for name, step in (("final", "a thread a batch"), ("smallest", "smallest student")):
+        ratios[f"{name}_over_pasted"] = table.loc[step, "times as pasted"]
+        ratios[f"{name}_share_of_accuracy"] = table.loc[step, "accuracy"] / table.loc["smaller model", "accuracy"]
     return Part(table, {name: round(float(value), 4) for name, value in ratios.items()})
 
 
@@ -402,7 +518,13 @@ PARTS: dict[str, Callable[[bool], Part]] = {
     "embedding": embedding,
     "engines": engines,
     "quantization": quantization,
+    "pipeline": pipeline,
 }
+
+
+def recorded() -> dict:
+    """The report of a whole run that is part of this package: machine, date, command, parts (tables' rows), ratios."""
+    return json.loads(RECORDED.read_text(encoding="utf-8"))
 
 
 def main(quick: bool, only: list[str] | None, target: Path | None) -> int:

@@ -28,6 +28,7 @@ UNLABELLED = -100  # the label that PyTorch's cross-entropy leaves out
 
 # Batches are cut from this many batches' worth of shuffled texts, sorted by length: little padding, and still random.
 _POOL = 32
+KEEP_EVERY = 200  # steps after which a training keeps its state, if it was given a file for it
 
 
 def distillation_loss(
@@ -293,8 +294,8 @@ def train(
 
     ``loss(logits, rows)`` gets logits of shape (batch, labels) and the positions of their texts in ``texts``, shape
     (batch,), so that targets kept by row always belong to the batch, however it was shuffled. ``after_step`` gets the
-    step's number and its loss. After every epoch all state goes to ``checkpoint``, from which an interrupted training
-    goes on exactly; ValueError if another training left it there. The progress bar is silent under
+    step's number and its loss. Every `KEEP_EVERY` steps all state goes to ``checkpoint``, from which an interrupted
+    training goes on exactly; ValueError if another training left it there. The progress bar is silent under
     HF_HUB_DISABLE_PROGRESS_BARS. Returns the loss of every step and leaves the model in eval mode.
     """
     encoded, lengths = _encode(tokenizer, texts, max_length)
@@ -302,7 +303,8 @@ def train(
     torch.manual_seed(seed)  # dropout
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=lr, weight_decay=0.01)
-    steps = epochs * -(-len(lengths) // batch_size)
+    batches = [rows for _ in range(epochs) for rows in _shuffled_batches(lengths, batch_size, shuffled)]
+    steps = len(batches)
     warmup = max(1, round(0.06 * steps))
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min((step + 1) / warmup, (steps - step) / max(1, steps - warmup))
@@ -319,30 +321,27 @@ def train(
                 parameter.copy_(value)
         optimizer.load_state_dict(saved["optimizer"])
         schedule.load_state_dict(saved["schedule"])
-        shuffled.set_state(saved["shuffled"])
         torch.set_rng_state(saved["dropout"])
         history = saved["history"]
     model.train()
     quiet = are_progress_bars_disabled() if quiet is None else quiet
     with tqdm(total=steps, initial=len(history), disable=quiet, desc="training", unit="step", leave=False) as bar:
-        while len(history) < steps:
-            for rows in _shuffled_batches(lengths, batch_size, shuffled):
-                value = loss(model(**_batch(model, tokenizer, encoded, rows)).logits, torch.tensor(rows))
-                optimizer.zero_grad()
-                value.backward()
-                nn.utils.clip_grad_norm_(trained, 1.0)
-                optimizer.step()
-                schedule.step()
-                history.append(float(value.detach()))
-                bar.update()
-                if after_step:
-                    after_step(len(history), history[-1])
-            if checkpoint:
+        for rows in batches[len(history) :]:
+            value = loss(model(**_batch(model, tokenizer, encoded, rows)).logits, torch.tensor(rows))
+            optimizer.zero_grad()
+            value.backward()
+            nn.utils.clip_grad_norm_(trained, 1.0)
+            optimizer.step()
+            schedule.step()
+            history.append(float(value.detach()))
+            bar.update()
+            if after_step:
+                after_step(len(history), history[-1])
+            if checkpoint and (len(history) % KEEP_EVERY == 0 or len(history) == steps):
                 state = {"optimizer": optimizer.state_dict(), "schedule": schedule.state_dict(), "history": history}
-                state |= {"shuffled": shuffled.get_state(), "dropout": torch.get_rng_state(), "plan": plan}
-                state["trained"] = [parameter.detach() for parameter in trained]
+                state |= {"trained": [parameter.detach() for parameter in trained]}
                 with files.whole(checkpoint) as part:
-                    torch.save(state, part)
+                    torch.save(state | {"dropout": torch.get_rng_state(), "plan": plan}, part)
     model.eval()
     return history
 

@@ -12,6 +12,7 @@ import logging
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -320,10 +321,11 @@ def run(session, inputs: Mapping) -> np.ndarray:
     return session.run([session.get_outputs()[0].name], feed(session, inputs))[0]
 
 
-def predict(session, tokenizer, texts: Sequence, max_tokens: int = 1024) -> np.ndarray:
+def predict(session, tokenizer, texts: Sequence, max_tokens: int = 1024, workers: int = 1) -> np.ndarray:
     """A classifier's logits, float32 (texts, labels), in the given order.
 
     Texts (or pairs) are sorted by length into batches of at most `max_tokens` tokens with padding, cut at `MAX_LENGTH`.
+    `workers` batches are computed at the same time: with sessions of one thread, a CPU each.
     Raises TypeError for a single text, whose characters would be taken for texts.
     """
     if isinstance(texts, str):
@@ -332,7 +334,8 @@ def predict(session, tokenizer, texts: Sequence, max_tokens: int = 1024) -> np.n
     encoded = dict(tokenizer(*map(list, zip(*pairs, strict=True)), truncation=True, max_length=MAX_LENGTH))
     groups = batching.batches([len(ids) for ids in encoded["input_ids"]], max_tokens=max_tokens)
     picked = ({name: [column[row] for row in group] for name, column in encoded.items()} for group in groups)
-    results = (run(session, tokenizer.pad(columns, return_tensors="np")) for columns in picked)
+    with ThreadPoolExecutor(workers) as pool:
+        results = list(pool.map(lambda columns: run(session, tokenizer.pad(columns, return_tensors="np")), picked))
     return np.stack(batching.restore(results, groups))
 
 

@@ -3,6 +3,7 @@
 import base64
 import html as _html
 import io
+from collections.abc import Mapping
 
 import matplotlib
 from matplotlib import pyplot as plt
@@ -58,3 +59,19 @@ def show(fig: Figure, alt: str) -> None:
     from IPython.display import HTML, display
 
     display(HTML(html(fig, alt)))
+
+
+def waterfall(rates: Mapping[str, float], unit: str, alt: str) -> None:
+    """Shows what each step adds to a rate: a bar from the rate before it to its own, on a scale of factors."""
+    names, values = list(rates), list(rates.values())
+    fig, ax = plt.subplots(figsize=(7.5, 1 + 0.45 * len(names)))
+    for place, (before, value) in enumerate(zip([values[0], *values], values, strict=False)):
+        low, high = sorted((before, value))
+        ax.barh(place, max(high - low, 0.02 * low), left=low, color=BLUE if value >= before else RED, height=0.6)
+        factor = f"{value:,.3g}" if place == 0 else f"{value:,.0f}  (×{value / before:.2g})"
+        ax.annotate(factor, (high, place), xytext=(5, 0), textcoords="offset points", va="center", fontsize=9)
+    ax.set(xscale="log", xlabel=f"{unit} (each gridline is a factor of ten)", xlim=(values[0] / 1.5, 6 * max(values)))
+    ax.set_yticks(range(len(names)), names)
+    ax.invert_yaxis()
+    ax.grid(axis="y", visible=False)
+    show(fig, alt)

@@ -5,14 +5,17 @@
 
 import datetime
 import json
-import random
 import time
 from pathlib import Path
 
-from . import assets, distillation, machine, scores, sentiment
+from . import assets, distillation, files, machine, scores, sentiment
 
 # Mean ratings by 20 people (-4 to 4) say how sure they were: 0.5 becomes P(positive) = 0.65, 3 becomes 0.97.
 RATING_SCALE = 1.2
+
+# How students learn, and the rank to which what they learned is cut down: chosen without looking at test snippets.
+TRAINING = {"hard": 0.3, "epochs": 3, "lr": 2e-4}
+RANK, WORD_RANK = 32, 16
 
 _CARD = """\
 ---
@@ -103,66 +106,48 @@ def _store(model, folder: Path) -> None:
     model.half().save_pretrained(folder, save_embedding_layers=False)
 
 
-def transfer_texts(spans: int = 3):
-    """What students learn from: id, text, label (-100 for none).
+def transfer_texts():
+    """What students learn from, about 21,000 texts: id, text, label. The training snippets, and texts without a label.
 
-    The training snippets; texts that nobody labelled; and, unlabelled as well, random spans of 2 to 12 words of each
-    snippet, the same each time: what single phrases are worth (after Tang et al., arXiv:1903.12136, n-gram sampling).
+    Those have the label -100, as :func:`distillation.distill` wants it.
     """
     import pandas as pd
 
     rows, more = sentiment.sentences("train").assign(source="reviews"), assets.unlabelled()
     table = pd.concat([rows, more.assign(label=distillation.UNLABELLED)], ignore_index=True)
     table["id"] = table["source"] + "/" + table["id"].astype(str)
-    rng, cut = random.Random(0), []
-    for snippet in table[: len(rows)].itertuples():
-        words = snippet.text.split()
-        for number in range(spans):
-            size = min(len(words), rng.randint(2, 12))
-            start = rng.randint(0, len(words) - size)
-            cut.append((f"{snippet.id}/{number}", " ".join(words[start : start + size]), distillation.UNLABELLED))
-    cut = pd.DataFrame(cut, columns=["id", "text", "label"]).drop_duplicates("text")
-    return pd.concat([table[["id", "text", "label"]], cut], ignore_index=True)
+    return table[["id", "text", "label"]]
 
 
 def train_student(name: str, folder: Path = sentiment.STUDENTS, examples=None, quiet: bool | None = None) -> dict:
-    """Distil one of `sentiment.PLANS` and store it in float16 as ``folder``/``name``; returns its record, stored too.
+    """Distil one of `sentiment.LAYERS` and store it in ``folder``/``name``; returns its record, which is stored, too.
 
-    The teacher's layers stay as they are; LoRA on all linear layers and on the word vectors, and the head, learn to
-    give the teacher's logits for ``examples`` (default: :func:`transfer_texts`). The state of every epoch is kept
-    beside the downloaded models, so an interrupted training goes on where it was. Raises ValueError for a name
-    without a plan and AssetError if MiniLM or the texts cannot be had.
+    All parameters learn to give the teacher's logits for ``examples`` (default: :func:`transfer_texts`), and the labels
+    where there are some. The teacher's logits are kept in ``folder``, and the training's state beside the downloaded
+    models, so that an interrupted training goes on where it was. Raises ValueError for another name and AssetError if
+    MiniLM or the texts cannot be had.
     """
     import torch
-    from peft import LoraConfig, get_peft_model
 
-    if name not in sentiment.PLANS:
-        raise ValueError(f"there is no student {name!r}; there are {', '.join(sentiment.PLANS)}")
-    plan, test, start = sentiment.PLANS[name], sentiment.sentences("test"), time.process_time()
+    if name not in sentiment.LAYERS:
+        raise ValueError(f"there is no student {name!r}; there are {', '.join(sentiment.LAYERS)}")
+    test, start = sentiment.sentences("test"), time.process_time()
     examples = transfer_texts() if examples is None else examples
     checkpoint = assets.root() / "students" / f"{name}.pt"
-    for place in (folder, checkpoint.parent):
+    for place in (folder / name, checkpoint.parent):
         place.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
-    lora = LoraConfig(
-        r=plan["rank"],
-        lora_alpha=2 * plan["rank"],
-        rank_pattern={"word_embeddings": plan["word_rank"]},
-        alpha_pattern={"word_embeddings": 2 * plan["word_rank"]},
-        target_modules=["query", "key", "value", "dense", "word_embeddings"],
-        modules_to_save=["classifier"],
-    )
-    model = get_peft_model(sentiment.unfinished_student(name), lora)
-    options = {"hard": plan["hard"], "epochs": plan["epochs"], "lr": plan["lr"], "quiet": quiet}
-    kept = {"file": folder / sentiment.TEACHER_LOGITS.name, "checkpoint": checkpoint}
-    distillation.distill(model, sentiment.teacher(), assets.tokenizer("minilm"), examples, **options, **kept)
-    _store(model, folder / name)
-    (folder / name / "README.md").unlink()  # peft's, with blanks to fill in
+    model = sentiment.unfinished_student(name)
+    before = {key: parameter.detach().clone() for key, parameter in model.named_parameters()}
+    kept = {"file": folder / sentiment.TEACHER_LOGITS.name, "checkpoint": checkpoint, "quiet": quiet}
+    distillation.distill(model, sentiment.teacher(), assets.tokenizer("minilm"), examples, **TRAINING, **kept)
+    _store_change(before, model, folder / name / "change.safetensors")
     answers = sentiment.logits(sentiment.student(name, folder), test["text"]).argmax(dim=1)
-    record = plan | {
+    record = TRAINING | {
+        "layers": str(sentiment.LAYERS[name]),
         "texts": len(examples),
         "accuracy": str(scores.accuracy(test["label"], answers)),
-        "CPU minutes of the last run": round((time.process_time() - start) / 60, 1),
+        "CPU minutes": round((time.process_time() - start) / 60, 1),
         "command": f"python -m helpers train-student {name}",
         "machine": machine.machine_line(),
         "date": datetime.date.today().isoformat(),
@@ -170,3 +155,25 @@ def train_student(name: str, folder: Path = sentiment.STUDENTS, examples=None, q
     (folder / name / "record.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     checkpoint.unlink()
     return record
+
+
+def _store_change(before: dict, model, file: Path) -> None:
+    """Write what training changed, in float16: of matrices the nearest ones of a low rank, as products of thin ones.
+
+    Those of the truncated singular value decomposition (Eckart and Young, Psychometrika 1, 1936, 211-218).
+    """
+    import torch
+    from safetensors.torch import save_file
+
+    change = {}
+    for key, parameter in model.named_parameters():
+        difference = parameter.detach() - before[key]
+        if difference.dim() < 2:
+            change[key] = difference.half()
+            continue
+        rank = min(WORD_RANK if "word_embeddings" in key else RANK, *difference.shape)
+        # The right singular vectors are the eigenvectors of D'D, which is small even for the table of word vectors.
+        right = torch.linalg.eigh(difference.T @ difference).eigenvectors[:, -rank:]
+        change |= {f"{key}.left": (difference @ right).half(), f"{key}.right": right.T.contiguous().half()}
+    with files.whole(file) as part:
+        save_file(change, part)

@@ -14,12 +14,8 @@ ADAPTER = Path(__file__).parent / "sentiment_adapter"
 LABELS = {0: "negative", 1: "positive"}
 STUDENTS = Path(__file__).parent / "students"
 TEACHER_LOGITS = STUDENTS / "teacher_logits.safetensors"  # for all texts that students learn from
-# The students of `python -m helpers train-student`: the teacher's layers they keep, and how they are trained.
-_TRAINING = {"rank": 16, "word_rank": 8, "hard": 0.1, "lr": 1e-3}
-PLANS = {
-    "three-layers": {"layers": (0, 2, 5), "intermediate_size": 768, "epochs": 3, **_TRAINING},
-    "one-layer": {"layers": (0,), "intermediate_size": 1536, "epochs": 4, **_TRAINING},
-}
+# The students of `python -m helpers train-student`, and the teacher's layers that each keeps.
+LAYERS = {"three-layers": (0, 2, 5), "two-layers": (0, 3)}
 
 
 def sentences(split: str):
@@ -46,18 +42,14 @@ def teacher(adapter: Path = ADAPTER):
 
     Logits have shape (texts, 2), negative first. It carries `.provenance`. Raises AssetError if MiniLM cannot be had.
     """
-    digest = files.digest(adapter / "adapter_model.safetensors")
-    return _merged(untrained(), adapter, f"merged with this project's sentiment adapter, SHA-256 {digest[:8]}…")
-
-
-def _merged(base, adapter: Path, note: str):
-    """A plain model, in eval mode: `base` with an adapter merged into its weights; its provenance says so."""
     from peft import PeftModel
 
-    origin = base.provenance
+    base = untrained()
+    digest = files.digest(adapter / "adapter_model.safetensors")
     model = PeftModel.from_pretrained(base, adapter).merge_and_unload().eval()
     model.requires_grad_(True)  # as any loaded model; peft had frozen the body
-    model.provenance = replace(origin, note=note)
+    note = f"merged with this project's sentiment adapter, SHA-256 {digest[:8]}…"
+    model.provenance = replace(base.provenance, note=note)
     return model
 
 
@@ -65,8 +57,8 @@ def unfinished_student(name: str):
     """What a student is trained from: layers of the teacher, the last one computed for the first token only."""
     from . import distillation
 
-    plan, whole = PLANS[name], teacher()
-    model, _ = distillation.make_student(whole, plan["layers"], intermediate_size=plan["intermediate_size"])
+    whole = teacher()
+    model, _ = distillation.make_student(whole, LAYERS[name])
     model.provenance = whole.provenance
     return distillation.read_first_token(model)
 
@@ -74,10 +66,20 @@ def unfinished_student(name: str):
 def student(name: str, folder: Path = STUDENTS):
     """A student as `python -m helpers train-student` left it: a classifier like :func:`teacher`, with `.provenance`.
 
-    Raises KeyError for a name that `PLANS` lacks and AssetError if MiniLM cannot be had.
+    Its file holds what training changed in each parameter, matrices as a product: (rows, rank) x (rank, columns).
+    Raises KeyError for a name that `LAYERS` lacks and AssetError if MiniLM cannot be had.
     """
-    base = unfinished_student(name)
-    return _merged(base, folder / name, f"{base.provenance.note}; the student {name!r} of its layers")
+    import torch
+    from safetensors.torch import load_file
+
+    model, change = unfinished_student(name), load_file(folder / name / "change.safetensors")
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            left, right = change.get(f"{key}.left"), change.get(f"{key}.right")
+            parameter += change[key].float() if left is None else left.float() @ right.float()
+    note = f"{model.provenance.note}; the student {name!r} of its layers"
+    model.provenance = replace(model.provenance, note=note)
+    return model
 
 
 def logits(model, texts: Sequence[str], max_tokens: int = 1024):

@@ -239,10 +239,13 @@ def choice_picture(table, megabytes: float, milliseconds: float, points: float) 
     good, first = within(table, megabytes, milliseconds, points), table["accuracy"].iloc[0]
     chosen = None if good.empty else good["ms"].idxmin()
     fig, axes = plots.plt.subplots(figsize=(7.5, 3.8))
-    for name, row in table.iterrows():
+    for number, (name, row) in enumerate(table.sort_values("ms").iterrows()):
         colour = plots.ORANGE if name == chosen else plots.BLUE if name in good.index else "#bbbbbb"
+        above = 7 if number % 2 else -15  # neighbours in time would write over each other
         axes.scatter(row["ms"], 100 * row["accuracy"], s=4 * row["MB"] + 20, color=colour, alpha=0.8)
-        axes.annotate(name, (row["ms"], 100 * row["accuracy"]), xytext=(6, 6), textcoords="offset points", fontsize=9)
+        axes.annotate(
+            name, (row["ms"], 100 * row["accuracy"]), xytext=(4, above), textcoords="offset points", fontsize=9
+        )
     axes.axhline(100 * first - points, color=plots.GREY, linestyle="--")
     axes.axvline(milliseconds, color=plots.GREY, linestyle="--")
     axes.set(xscale="log", xlabel="milliseconds a sentence", ylabel="accuracy in %")
