@@ -465,3 +465,107 @@ def test_the_curve_notes_what_it_is_asked_to_and_draws_only_where_bars_are_on(to
     assert all("<img" in html for html in shown[:6])
     monkeypatch.setattr(distillation, "are_progress_bars_disabled", lambda: True)
     assert distillation.LiveCurve("loss").live is None
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"labels": torch.tensor([0, 3]), "hard": 0.5}, "label 3; the classes are 0 to 2"),
+        ({"labels": torch.tensor([0, -1]), "hard": 0.5}, "label -1"),
+        ({"labels": torch.tensor([0.0, 1.0]), "hard": 0.5}, "whole numbers"),
+        ({"labels": torch.tensor([True, False]), "hard": 0.5}, "whole numbers"),
+    ],
+)
+def test_labels_that_are_no_classes_are_refused(options, words):
+    with pytest.raises(ValueError, match=words):
+        distillation.distillation_loss(torch.zeros(2, 3), torch.zeros(2, 3), **options)
+    right = {"labels": torch.tensor([0, 2], dtype=torch.int32), "hard": 0.5}
+    assert distillation.distillation_loss(torch.zeros(2, 3), torch.zeros(2, 3), **right) > 0
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
+def test_logits_that_are_not_finite_are_refused(number):
+    odd = torch.tensor([[0.0, number]])
+    for pair, who in (((odd, torch.zeros(1, 2)), "student"), ((torch.zeros(1, 2), odd), "teacher")):
+        with pytest.raises(ValueError, match=f"the {who}'s logits"):
+            distillation.distillation_loss(*pair)
+
+
+def test_case_70_an_additive_mask_is_refused():
+    """The masks inside a model are 0 for real tokens: taken for ordinary ones, only padding would count."""
+    logits, mask = torch.zeros(1, 2, 3), torch.tensor([[0.0, -1e4]])
+    with pytest.raises(ValueError, match="1 for real tokens"):
+        distillation.distillation_loss(logits, logits, mask=mask)
+    assert distillation.distillation_loss(logits, logits, mask=torch.tensor([[1.0, 0.0]])) == 0
+
+
+def test_case_75_logits_of_two_teachers_are_not_mixed(tokenizer, examples, tmp_path):
+    """One teacher kept the first texts, another the rest: the file then has the second one's answers for all."""
+    file, ids, texts = tmp_path / "logits.safetensors", examples["id"].tolist(), examples["text"].tolist()
+    first, second = classifier(), classifier()
+    with torch.no_grad():
+        second.classifier.bias += 1
+    distillation.teacher_logits(first, tokenizer, ids[:2], texts[:2], file)
+    distillation.teacher_logits(second, tokenizer, ids[2:], texts[2:], file)
+    found = distillation.teacher_logits(second, tokenizer, ids, texts, file)
+    assert torch.allclose(found, distillation.predict(second, tokenizer, texts), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"hard": 0.9}, {"temperature": 2.0}, {"layers": [1]}, {"teacher": "another"}],
+    ids=lambda change: str(change),
+)
+def test_a_training_for_another_goal_does_not_go_on_from_a_checkpoint(tokenizer, examples, tmp_path, change):
+    def run(layers=(0,), teacher="one", hard=0.3, temperature=1.0):
+        whole = classifier()
+        if teacher != "one":
+            with torch.no_grad():
+                whole.classifier.bias[0] += 1
+        student, _ = distillation.make_student(classifier(), list(layers))
+        options = {"hard": hard, "temperature": temperature, "checkpoint": tmp_path / "state.pt", "batch_size": 8}
+        return distillation.distill(student, whole, tokenizer, examples, **options)
+
+    losses = run()
+    assert run() == losses  # the same again: there is nothing left to do
+    with pytest.raises(ValueError, match="another training"):
+        run(**change)
+
+
+def test_predicting_leaves_every_module_in_its_mode(tokenizer):
+    model = classifier().train()
+    model.base_model.eval()  # a frozen body
+    distillation.predict(model, tokenizer, ["one", "two"])
+    assert model.training
+    assert not model.base_model.training
+    assert not any(module.training for module in model.base_model.modules())
+    for wrong, error in (("one", TypeError), ([], ValueError)):
+        with pytest.raises(error):
+            distillation.predict(model, tokenizer, wrong)
+
+
+def test_a_loss_that_is_not_finite_ends_the_training(tokenizer, examples):
+    model = classifier()
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    with pytest.raises(FloatingPointError, match="step 1 is nan"):
+        distillation.train(model, tokenizer, examples["text"], lambda logits, rows: logits.sum() * float("nan"))
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+def test_a_student_keeps_dtype_and_frozen_layers(tokenizer):
+    teacher = classifier().to(torch.bfloat16).requires_grad_(False)
+    student, _ = distillation.make_student(teacher, [0])
+    assert student.dtype == torch.bfloat16
+    frozen = distillation.read_first_token(teacher)
+    assert not any(parameter.requires_grad for parameter in frozen.parameters())
+    with pytest.raises(ValueError, match="not"):
+        distillation.make_student(classifier(), [0], intermediate_size=0)
+
+
+def test_layers_of_another_name_are_not_cut():
+    from transformers import ModernBertConfig, ModernBertForSequenceClassification
+
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    teacher = ModernBertForSequenceClassification(ModernBertConfig(**sizes, vocab_size=100, pad_token_id=0))
+    with pytest.raises(ValueError, match="cannot be cut"):
+        distillation.make_student(teacher, [1])

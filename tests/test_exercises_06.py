@@ -49,6 +49,7 @@ def test_1_the_formula_is_correct(capsys):
         (lambda *inputs: token_loss()(*inputs).detach(), "no gradient"),
         (lambda *inputs: token_loss(reduction="none")(*inputs), "one number"),
         (lambda *inputs: 2.0, "one number"),
+        (lambda student, *_: (student * float("nan")).sum(), "gives nan"),
         (lambda *inputs: 7 * token_loss()(*inputs), "the formula"),
     ],
 )

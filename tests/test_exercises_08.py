@@ -48,7 +48,9 @@ def front(rows, strictly=True):
         (lambda rows: [*front(rows), "twin"], "twin takes as long"),
         (lambda rows: front(rows)[1:], "large is missing"),
         (lambda rows: [*front(rows), "another"], "called another"),
+        (lambda rows: (name for name in front(rows)), "correct"),
         (lambda rows: "large", "list of names"),
+        (lambda rows: None, "list of names"),
     ],
 )
 def test_2_the_front(capsys, answer, words):

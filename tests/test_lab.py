@@ -206,6 +206,27 @@ WIDGETS = {
             (select("per output channel"), "3 bits, asymmetric, a scale for each of 384 rows"),
         ],
     ),
+    "temperature": (
+        "06_distillation.ipynb",
+        ["import shutil"],
+        "widgets.temperature_explorer()",
+        "T = 2: probabilities 0.786, 0.175, 0.039",
+        [
+            (press("ArrowRight", -1), "T = 2.38: probabilities"),
+            (press("ArrowLeft"), "T = 2.38: probabilities 0.690, 0.241, 0.068"),  # the first logit
+        ],
+    ),
+    "pipelines": (
+        "08_put_it_together.ipynb",
+        ["import functools", "models = {", "test = sentiment", "def single", "pipelines = {", "table = pd"],
+        "widgets.pipeline_chooser(",
+        "At most 200 MB, 20 ms a sentence and 1.0 points to lose: ",
+        [
+            (press("ArrowLeft", -1), "20 ms a sentence and 0.9 points to lose: "),
+            (press("ArrowLeft", 1), "200 MB, 17.8 ms a sentence"),
+            (press("ArrowLeft"), "At most 178 MB, 17.8 ms a sentence and 0.9 points to lose: "),
+        ],
+    ),
 }
 
 

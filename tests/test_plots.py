@@ -76,7 +76,7 @@ def test_a_waterfall_has_a_bar_from_each_rate_to_the_next(monkeypatch):
     (figure, alt), axes = drawn[0], drawn[0][0].axes[0]
     bars = [(bar.get_x(), bar.get_x() + bar.get_width()) for bar in axes.patches]
     assert bars[1:] == [(5, 50), (40, 50)]
-    assert [text.get_text() for text in axes.texts] == ["5", "50  (×10)", "40  (×0.8)"]
+    assert [text.get_text() for text in axes.texts] == ["5", "50  (×10.0)", "40  (×0.8)"]
     assert axes.get_xscale() == "log"
     assert alt == "Three steps."
     plots.plt.close(figure)

@@ -14,7 +14,7 @@ def test_the_texts_to_learn_from_hold_no_test_snippet_and_no_made_up_label():
     assert examples["id"].is_unique
     labelled = examples[examples["label"] != distillation.UNLABELLED]
     assert labelled["text"].tolist() == sentiment.sentences("train")["text"].tolist()
-    assert not set(test["text"]) & set(examples["text"]) - set(labelled["text"])
+    assert not set(test["text"]) & (set(examples["text"]) - set(labelled["text"]))
     assert examples.equals(recipes.transfer_texts())
 
 
@@ -55,9 +55,19 @@ def test_an_interrupted_training_goes_on(few, tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         recipes.train_student("two-layers", tmp_path / "stopped", few, quiet=True)
     assert not list((tmp_path / "stopped").rglob("change.safetensors"))
-    monkeypatch.setattr(distillation, "train", train)
+    assert len(list((tmp_path / "kept").rglob("two-layers.pt"))) == 1
+    steps = []
+
+    def follow(*args, **options):
+        return train(*args, **options, after_step=lambda step, loss: steps.append(step))
+
+    monkeypatch.setattr(distillation, "train", follow)
     recipes.train_student("two-layers", tmp_path / "stopped", few, quiet=True)
+    assert steps == [3, 4]
     assert torch.equal(answers(tmp_path / "whole", few), answers(tmp_path / "stopped", few))
+    monkeypatch.setattr(sentiment, "adapter_digest", lambda adapter=None: "another")
+    with pytest.raises(ValueError, match="another teacher"):
+        answers(tmp_path / "whole", few)
 
 
 def test_there_is_no_student_without_a_plan(capsys):

@@ -87,9 +87,9 @@ def main(argv: list[str] | None = None) -> int:
     measure.add_argument("--json", type=Path, metavar="FILE", help="write every number to this file")
     reporter = commands.add_parser("gpu-report", help="measure what this machine's CUDA card does (under 8 minutes)")
     reporter.add_argument("--json", type=Path, metavar="FILE", help="write it here, not into the package")
-    student = commands.add_parser("train-student", help="train a student of notebook 06 anew: about 6 minutes")
+    student = commands.add_parser("train-student", help="train a student of notebook 06 anew: 7 to 10 minutes")
     student.add_argument("name", nargs="?", default="three-layers", help="which one; default: %(default)s")
-    commands.add_parser("train-teacher", help="train the sentiment adapter of this package anew: about 20 minutes")
+    commands.add_parser("train-teacher", help="train the sentiment adapter of this package anew: about 25 minutes")
     options, rest = parser.parse_known_args(argv)
     if options.command in ("lab", "test"):
         return {"lab": lab, "test": test}[options.command](rest)
@@ -119,6 +119,11 @@ def main(argv: list[str] | None = None) -> int:
     unknown = set(options.only or []) - set(bench.PARTS)
     if unknown:
         parser.error(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(bench.PARTS)}")
+    if options.json and options.json.exists():
+        try:
+            bench.load(options.json)
+        except ValueError as error:
+            parser.error(str(error))
     return bench.main(options.quick, options.only, options.json)
 
 

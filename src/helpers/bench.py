@@ -1,7 +1,7 @@
-"""The benchmark behind `python -m helpers bench`: each lesson adds a part, one run gives every ratio.
+"""The benchmark behind `python -m helpers bench`: each lesson adds a part.
 
 A part measures its arms in processes of their own and returns a table to read and ratios to keep. Absolute times of a
-shared machine mean little; what the tutorial states are ratios and peaks taken in one run.
+shared machine mean little; what the tutorial states are ratios and peaks taken in one run of a part.
 """
 
 import datetime
@@ -19,12 +19,12 @@ import pandas
 
 from . import files, lessons, machine
 
-RECORDED = Path(__file__).parent / "bench.json"  # a whole run on the development machine: `bench --json` to this path
+RECORDED = Path(__file__).parent / "bench.json"  # whole runs on the development machine: `bench --json` to this path
 
 
 @dataclass(frozen=True)
 class Part:
-    """What one part measured: a table to show, and named numbers for the flat object `ratios`."""
+    """What one part measured: a table to show, and the numbers by name that the tutorial speaks of."""
 
     table: pandas.DataFrame
     ratios: dict[str, float] = field(default_factory=dict)
@@ -422,14 +422,15 @@ PIPELINE = {
 
 
 def pipeline_files(folder: str | Path) -> dict[str, int]:
-    """Write the files of `PIPELINE` into a folder: teacher and students, float32 and int8; name -> bytes."""
+    """Write the files that notebook 08 runs into a folder: teacher and students, float32 and int8; name -> bytes."""
     from . import onnx, quantization, sentiment
 
     sizes = {}
     for name in ("teacher", *sentiment.LAYERS):
         model = sentiment.teacher() if name == "teacher" else sentiment.student(name)
         exported = onnx.export(model, Path(folder) / f"{name}.onnx")
-        small = quantization.onnx_dynamic(exported.path, Path(folder) / f"{name}.int8.onnx")
+        options = {"reduced_range": not machine.adds_in_32_bits()}
+        small = quantization.onnx_dynamic(exported.path, Path(folder) / f"{name}.int8.onnx", **options)
         sizes |= {exported.path.name: exported.bytes, small.path.name: small.path.stat().st_size}
     return sizes
 
@@ -462,10 +463,10 @@ def pipeline_step(step: str, folder: str, texts: list[str], every: list[str]):
         def logits(texts):
             return numpy.concatenate([model(**tokenizer(text, return_tensors="pt", **options))[0] for text in texts])
 
-    # BERT-base would take minutes one by one, and answers the same in batches.
-    answers = sentiment.logits(model, every) if source == "bert-base" and way != "padded" else None
-    answers = logits(every) if source != "bert-base" else answers
-    labels = [] if answers is None else answers.argmax(1).tolist()
+    if way == "padded":  # would take minutes; the same model without padding answers for it
+        labels = []
+    else:  # one by one, BERT-base would take minutes, too; in batches it gives the same
+        labels = (sentiment.logits(model, every) if source == "bert-base" else logits(every)).argmax(1).tolist()
     return logits, (texts,), {"MB": size / 1e6, "logits": logits(texts[:8]).tolist(), "labels": labels}
 
 
@@ -522,33 +523,39 @@ PARTS: dict[str, Callable[[bool], Part]] = {
 }
 
 
-def recorded() -> dict:
-    """The report of a whole run that is part of this package: machine, date, command, parts (tables' rows), ratios."""
-    return json.loads(RECORDED.read_text(encoding="utf-8"))
+def load(target: Path = RECORDED) -> dict:
+    """A report that `main` wrote; without a path, the one in this package, of whole runs of all parts.
+
+    Raises ValueError if the file is none of these reports.
+    """
+    try:
+        report = json.loads(target.read_text(encoding="utf-8"))
+        for part in report["parts"].values():
+            part["rows"], part["ratios"].items()
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ValueError(f"{target} is no report of this benchmark: choose another name, or remove it") from None
+    return report
 
 
 def main(quick: bool, only: list[str] | None, target: Path | None) -> int:
     """Run the chosen parts in turn, print their tables, and write everything to target (JSON) if one is given.
 
-    The file is written anew after every part, so a part that fails or is interrupted costs only itself.
+    A report has `parts`: each with its date, machine, whether it was quick, the table's rows and its ratios. It is
+    written anew after every part, so a part that fails or is interrupted costs only itself, and parts that are in the
+    file and not in this run stay there. Raises ValueError as `load`.
     """
-    report = {
-        "machine": machine.machine_line(),
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": "python -m helpers " + " ".join(sys.argv[1:]),
-        "quick": quick,
-        "parts": {},
-        "ratios": {},
-    }
-    print(report["machine"], flush=True)
+    report = load(target) if target and target.exists() else {"parts": {}}
+    print(machine.machine_line(), flush=True)
     for name in only or PARTS:
         part = PARTS[name](quick)
         print(f"\n{name}\n{part.table.round(3).to_string()}", flush=True)
-        report["parts"][name] = json.loads(part.table.reset_index().to_json(orient="records"))
-        report["ratios"] |= part.ratios
+        print("\n".join(f"{name:35} {value:g}" for name, value in part.ratios.items()), flush=True)
+        date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        rows = json.loads(part.table.reset_index().to_json(orient="records"))
+        report["parts"][name] = {"date": date, "machine": machine.machine_line(), "quick": quick, "rows": rows}
+        report["parts"][name]["ratios"] = part.ratios
         if target:
             write(target, report)
-    print("\nratios\n" + "\n".join(f"{name:35} {value:g}" for name, value in report["ratios"].items()))
     return 0
 
 

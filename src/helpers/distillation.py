@@ -46,7 +46,8 @@ def distillation_loss(
     shape (texts, tokens), averaged over the real tokens. ``labels`` has the logits' shape less the classes; those of
     -100 have no hard part. ``temperature=math.inf`` is the limit: half the mean squared difference of the logits, less
     its mean over the classes (Hinton et al., section 2.1). The teacher gets no gradient. Raises ValueError for shapes
-    that do not belong together, T <= 0, a share outside 0 to 1, missing labels or mask, and nothing to average.
+    that do not belong together, T <= 0, a share outside 0 to 1, missing labels or mask, a label that is no class, other
+    numbers than 0 and 1 in the mask, logits that are not finite, and nothing to average.
     """
     rows = student.shape[:-1]
     if student.shape != teacher.shape or len(rows) not in (1, 2):
@@ -58,10 +59,22 @@ def distillation_loss(
     if (mask is None) != (len(rows) == 1) or (mask is not None and mask.shape != rows):
         raise ValueError("logits of tokens need their attention mask (texts, tokens), logits of texts need none")
     if mask is not None:
+        if not ((mask == 0) | (mask == 1)).all():
+            raise ValueError("the mask has to be 1 for real tokens and 0 for padding, as tokenizers give it")
         real = mask.bool()
         student, teacher, labels = student[real], teacher[real], labels if labels is None else labels[real]
     if not len(student):
         raise ValueError("there is nothing to average: no text, or no real token")
+    for who, logits in (("student", student), ("teacher", teacher)):
+        if not logits.isfinite().all():
+            raise ValueError(f"the {who}'s logits hold NaN or infinity")
+    if hard:
+        if labels.is_floating_point() or labels.dtype == torch.bool:
+            raise ValueError(f"labels have to be whole numbers, not {labels.dtype}")
+        labels = labels.long()
+        wrong = labels[(labels != UNLABELLED) & ((labels < 0) | (labels >= student.shape[-1]))]
+        if len(wrong):
+            raise ValueError(f"there is a label {int(wrong[0])}; the classes are 0 to {student.shape[-1] - 1}")
     exact = torch.promote_types(student.dtype, torch.float32)
     student, teacher = student.to(exact), teacher.detach().to(exact)
     if temperature == math.inf:
@@ -87,13 +100,17 @@ def make_student(teacher: nn.Module, layers: Sequence[int] | None, **config) -> 
     if layers is not None:
         if not layers or not all(0 <= layer < depth for layer in layers):
             raise ValueError(f"layers {list(layers)}: give one or more of the teacher's layers, 0 to {depth - 1}")
-        if set(config) - {"intermediate_size"} or config.get("intermediate_size", 1) > settings.intermediate_size:
+        missing = [layer for layer in layers if not any(f".layer.{layer}." in name for name in teacher.state_dict())]
+        if missing:
+            raise ValueError(f"{type(teacher).__name__} names no tensor .layer.{missing[0]}.: its layers cannot be cut")
+        narrow = config.get("intermediate_size")
+        if set(config) - {"intermediate_size"} or (narrow is not None and not 0 < narrow <= settings.intermediate_size):
             raise ValueError(f"copied layers can get a smaller intermediate_size only, not {config}; or layers=None")
         config |= {"num_hidden_layers": len(layers)}
     settings.update(config)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
-        model = type(teacher)(settings).eval()
+        model = type(teacher)(settings).to(teacher.device, teacher.dtype).eval()
     old, copied = teacher.state_dict(), {}
     for name, tensor in ({} if layers is None else model.state_dict()).items():
         source = re.sub(r"(?<=\.layer\.)\d+(?=\.)", lambda number: str(layers[int(number[0])]), name)
@@ -135,6 +152,8 @@ def read_first_token(model: BertForSequenceClassification) -> BertForSequenceCla
     layers = model.base_model.encoder.layer
     layer = FirstTokenLayer(model.config, len(layers) - 1).to(model.device, model.dtype)
     layer.load_state_dict(layers[-1].state_dict())
+    for new, old in zip(layer.parameters(), layers[-1].parameters(), strict=True):
+        new.requires_grad_(old.requires_grad)
     layers[-1] = layer.train(model.training)
     return model
 
@@ -149,6 +168,10 @@ def accepted_inputs(model: nn.Module, encoding: Mapping) -> dict:
 
 def _encode(tokenizer, texts: Sequence, max_length: int) -> tuple[dict[str, list], list[int]]:
     """What the tokenizer gives for texts or pairs of texts, without padding, and the number of tokens of each."""
+    if isinstance(texts, str):
+        raise TypeError("texts is one text: give a list, [text]")
+    if not len(texts):
+        raise ValueError("there are no texts")
     pairs = [(text,) if isinstance(text, str) else text for text in texts]
     encoded = dict(tokenizer(*map(list, zip(*pairs, strict=True)), truncation=True, max_length=max_length))
     return encoded, [len(ids) for ids in encoded["input_ids"]]
@@ -166,20 +189,24 @@ def predict(model: nn.Module, tokenizer, texts: Sequence, max_tokens: int = 1024
     Texts (or pairs) are sorted by length into batches of at most ``max_tokens`` tokens with padding, cut at 128 tokens.
     """
     encoded, lengths = _encode(tokenizer, texts, 128)
-    groups, training, results = batching.batches(lengths, max_tokens=max_tokens), model.training, []
-    model.eval()
-    with torch.inference_mode():
-        for group in groups:
-            results.append(model(**_batch(model, tokenizer, encoded, group)).logits.float().cpu())
-    model.train(training)
+    groups, results = batching.batches(lengths, max_tokens=max_tokens), []
+    before = {module: module.training for module in model.modules()}
+    try:
+        model.eval()
+        with torch.inference_mode():
+            for group in groups:
+                results.append(model(**_batch(model, tokenizer, encoded, group)).logits.float().cpu())
+    finally:
+        for module, training in before.items():
+            module.training = training
     return torch.stack(batching.restore(results, groups))
 
 
 def teacher_logits(teacher: nn.Module, tokenizer, ids: Sequence, texts: Sequence, file: Path | None = None):
     """A teacher's logits (examples, labels) in the order of ``ids``; with ``file``, kept there by example id.
 
-    What the file has is not computed again, unless the example's text has changed, or the teacher: eight examples show
-    that. Raises ValueError unless each text has an id of its own.
+    What the file has is not computed again, unless the example's text has changed, or the teacher: up to eight examples
+    show that, and a file that has none of them is begun anew. Raises ValueError unless each text has an id of its own.
     """
     keys, texts = [str(key) for key in ids], list(texts)
     if len(set(keys)) != len(keys) or len(keys) != len(texts):
@@ -189,9 +216,11 @@ def teacher_logits(teacher: nn.Module, tokenizer, ids: Sequence, texts: Sequence
     saved = load_file(file) if file and file.exists() else {}
     known = dict(zip(saved["marks"].tolist(), saved["logits"], strict=True)) if saved else {}
     kept = [row for row, mark in enumerate(marks) if mark in known]
-    if probe := kept[:: len(kept) // 8 + 1]:
-        now, then = predict(teacher, tokenizer, [texts[i] for i in probe]), [known[marks[i]] for i in probe]
-        known = known if torch.allclose(now, torch.stack(then), atol=1e-3) else {}
+    probe = [kept[number * len(kept) // 8] for number in range(8)] if len(kept) > 8 else kept
+    then = torch.stack([known[marks[row]] for row in probe]) if probe else None
+    now = predict(teacher, tokenizer, [texts[row] for row in probe]) if probe else None
+    if then is None or now.shape != then.shape or not torch.allclose(now, then, atol=1e-3):
+        known = {}
     if new := [row for row, mark in enumerate(marks) if mark not in known]:
         logits = predict(teacher, tokenizer, [texts[row] for row in new])
         known |= zip([marks[row] for row in new], logits, strict=True)
@@ -209,8 +238,15 @@ def check_pair(teacher: nn.Module, student: nn.Module, tokenizer, student_tokeni
         raise ValueError(f"the vocabularies differ, for instance in {min(apart)}: the same ids mean other words")
     if tokenizer(probe)["input_ids"] != other(probe)["input_ids"]:
         raise ValueError("the vocabularies are the same, the tokenizers are not: compare their lower-casing")
-    if (rows := min(len(m.get_input_embeddings().weight) for m in (teacher, student))) < len(tokenizer):
-        raise ValueError(f"the tokenizer has {len(tokenizer)} tokens, one of the models has embeddings for {rows}")
+    sizes = [len(model.get_input_embeddings().weight) for model in (teacher, student)]
+    if student_tokenizer is None and sizes[0] != sizes[1]:
+        raise ValueError(
+            f"the teacher has {sizes[0]} word vectors, the student {sizes[1]}: give the student's tokenizer"
+        )
+    if min(sizes) < len(tokenizer):
+        raise ValueError(
+            f"the tokenizer has {len(tokenizer)} tokens, one of the models has embeddings for {min(sizes)}"
+        )
     orders = [[str(name).lower() for _, name in sorted(model.config.id2label.items())] for model in (teacher, student)]
     if orders[0] != orders[1]:
         raise ValueError(f"the labels are {orders[0]} in the teacher and {orders[1]} in the student: set id2label")
@@ -231,14 +267,17 @@ def distill(student, teacher, tokenizer, examples, *, temperature=math.inf, hard
     check_pair(teacher, student, tokenizer)
     teacher.eval().requires_grad_(False)
     texts = examples["text"].tolist()
-    targets = teacher_logits(teacher, tokenizer, examples["id"].tolist(), texts, file)
     labels = torch.tensor(examples["label"].tolist()) if hard else torch.full((len(texts),), UNLABELLED)
+    zeros = torch.zeros(len(texts), student.config.num_labels)
+    distillation_loss(zeros, zeros, labels, temperature=temperature, hard=hard)  # complains before minutes have passed
+    targets = teacher_logits(teacher, tokenizer, examples["id"].tolist(), texts, file)
+    goal = (temperature, hard, labels.tolist(), targets.round(decimals=2).tolist())
 
     def loss(logits, rows):
         wanted = (tensor[rows].to(logits.device) for tensor in (targets, labels))
         return distillation_loss(logits, *wanted, temperature=temperature, hard=hard)
 
-    return train(student, tokenizer, texts, loss, **training)
+    return train(student, tokenizer, texts, loss, goal=goal, **training)
 
 
 class LiveCurve:
@@ -256,7 +295,8 @@ class LiveCurve:
             losses.append(loss)
             if step % self.every == 0:
                 steps.append(step)
-                values.append(measure() if measure else sum(losses[-self.every :]) / self.every)
+                recent = losses[-self.every :]
+                values.append(measure() if measure else sum(recent) / len(recent))
                 if self.live:
                     self.show(f"{self.ylabel}: {name} {values[-1]:.3g}", last=False)
 
@@ -288,6 +328,7 @@ def train(
     seed: int = 0,
     after_step: Callable[[int, float], None] | None = None,
     checkpoint: Path | None = None,
+    goal: object = None,
     quiet: bool | None = None,
 ) -> list[float]:
     """Train a classifier's trainable parameters with AdamW, warm-up over 6 % of the steps and a linear decay.
@@ -295,8 +336,10 @@ def train(
     ``loss(logits, rows)`` gets logits of shape (batch, labels) and the positions of their texts in ``texts``, shape
     (batch,), so that targets kept by row always belong to the batch, however it was shuffled. ``after_step`` gets the
     step's number and its loss. Every `KEEP_EVERY` steps all state goes to ``checkpoint``, from which an interrupted
-    training goes on exactly; ValueError if another training left it there. The progress bar is silent under
-    HF_HUB_DISABLE_PROGRESS_BARS. Returns the loss of every step and leaves the model in eval mode.
+    training of the same model goes on (on a CPU exactly); ValueError if another training left it there, one with other
+    settings, texts, first weights or another ``goal``, which stands for what the loss compares with. Raises
+    FloatingPointError if the loss is not finite. The progress bar is silent under HF_HUB_DISABLE_PROGRESS_BARS.
+    Returns the loss of every step and leaves the model in eval mode.
     """
     encoded, lengths = _encode(tokenizer, texts, max_length)
     shuffled = torch.Generator().manual_seed(seed)
@@ -310,10 +353,12 @@ def train(
         optimizer, lambda step: min((step + 1) / warmup, (steps - step) / max(1, steps - warmup))
     )
     history: list[float] = []
-    plan = repr((epochs, lr, batch_size, seed, [tuple(parameter.shape) for parameter in trained], encoded))
-    plan = hashlib.sha256(plan.encode()).hexdigest()
+    plan = hashlib.sha256(repr((goal, epochs, lr, batch_size, seed, encoded)).encode())
+    for name, parameter in model.named_parameters() if checkpoint else ():
+        plan.update(f"{name} {parameter.requires_grad} {float(parameter.detach().double().sum()):.6g}".encode())
+    plan = plan.hexdigest()
     if checkpoint and checkpoint.exists():
-        saved = torch.load(checkpoint, weights_only=True)
+        saved = torch.load(checkpoint, weights_only=True, map_location="cpu")
         if saved["plan"] != plan:
             raise ValueError(f"{checkpoint} was left by another training: repeat its settings, or remove the file")
         with torch.no_grad():
@@ -328,6 +373,8 @@ def train(
     with tqdm(total=steps, initial=len(history), disable=quiet, desc="training", unit="step", leave=False) as bar:
         for rows in batches[len(history) :]:
             value = loss(model(**_batch(model, tokenizer, encoded, rows)).logits, torch.tensor(rows))
+            if not value.isfinite():
+                raise FloatingPointError(f"the loss of step {len(history) + 1} is {float(value.detach())}")
             optimizer.zero_grad()
             value.backward()
             nn.utils.clip_grad_norm_(trained, 1.0)

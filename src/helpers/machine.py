@@ -154,6 +154,14 @@ def cpu_features(root: str | os.PathLike = "/", system: str = sys.platform) -> d
     return {name: flag in line[1].split() for name, (flag, _, _) in _FEATURES.items()} if line else {}
 
 
+def adds_in_32_bits() -> bool:
+    """Whether this CPU has int8 products whose sums have room: VNNI or AMX on x86, dot product on Arm.
+
+    Others add pairs of products in 16 bits, which can cut a sum off without a word; False also where nobody can tell.
+    """
+    return any(cpu_features().get(name) for name in ("avx512_vnni", "avx_vnni", "amx_int8", "arm_dotprod", "arm_i8mm"))
+
+
 class CudaStatus(NamedTuple):
     """Whether torch can compute on a CUDA device, and a sentence that says why (not) and what to do about it."""
 

@@ -68,9 +68,10 @@ def waterfall(rates: Mapping[str, float], unit: str, alt: str) -> None:
     for place, (before, value) in enumerate(zip([values[0], *values], values, strict=False)):
         low, high = sorted((before, value))
         ax.barh(place, max(high - low, 0.02 * low), left=low, color=BLUE if value >= before else RED, height=0.6)
-        factor = f"{value:,.3g}" if place == 0 else f"{value:,.0f}  (×{value / before:.2g})"
-        ax.annotate(factor, (high, place), xytext=(5, 0), textcoords="offset points", va="center", fontsize=9)
-    ax.set(xscale="log", xlabel=f"{unit} (each gridline is a factor of ten)", xlim=(values[0] / 1.5, 6 * max(values)))
+        rate = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+        factor = f"  (×{value / before:,.1f})" if place else ""
+        ax.annotate(rate + factor, (high, place), xytext=(5, 0), textcoords="offset points", va="center", fontsize=9)
+    ax.set(xscale="log", xlabel=f"{unit} (each gridline is a factor of ten)", xlim=(min(values) / 1.5, 6 * max(values)))
     ax.set_yticks(range(len(names)), names)
     ax.invert_yaxis()
     ax.grid(axis="y", visible=False)

@@ -53,7 +53,7 @@ def train_teacher(
 ) -> scores.Accuracy:
     """Train the sentiment adapter and store it in float16 with its model card; returns its accuracy on the test set.
 
-    About 20 minutes on two cores. Raises AssetError if MiniLM or the texts cannot be had.
+    About 25 minutes on two cores. Raises AssetError if MiniLM or the texts cannot be had.
     """
     import torch
     from peft import LoraConfig, get_peft_model
@@ -147,12 +147,13 @@ def train_student(name: str, folder: Path = sentiment.STUDENTS, examples=None, q
         "layers": str(sentiment.LAYERS[name]),
         "texts": len(examples),
         "accuracy": str(scores.accuracy(test["label"], answers)),
-        "CPU minutes": round((time.process_time() - start) / 60, 1),
+        "CPU minutes of the last run": round((time.process_time() - start) / 60, 1),
         "command": f"python -m helpers train-student {name}",
         "machine": machine.machine_line(),
         "date": datetime.date.today().isoformat(),
     }
-    (folder / name / "record.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    with files.whole(folder / name / "record.json") as part:
+        part.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     checkpoint.unlink()
     return record
 
@@ -176,4 +177,4 @@ def _store_change(before: dict, model, file: Path) -> None:
         right = torch.linalg.eigh(difference.T @ difference).eigenvectors[:, -rank:]
         change |= {f"{key}.left": (difference @ right).half(), f"{key}.right": right.T.contiguous().half()}
     with files.whole(file) as part:
-        save_file(change, part)
+        save_file(change, part, {"teacher": sentiment.adapter_digest()})

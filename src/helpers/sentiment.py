@@ -37,6 +37,11 @@ def untrained():
     return assets.model("minilm", AutoModelForSequenceClassification, id2label=LABELS, label2id=label2id)
 
 
+def adapter_digest(adapter: Path = ADAPTER) -> str:
+    """The SHA-256 of the adapter that makes the teacher."""
+    return files.digest(adapter / "adapter_model.safetensors")
+
+
 def teacher(adapter: Path = ADAPTER):
     """The fine-tuned classifier: a plain float32 BertForSequenceClassification on the CPU, in eval mode.
 
@@ -45,10 +50,9 @@ def teacher(adapter: Path = ADAPTER):
     from peft import PeftModel
 
     base = untrained()
-    digest = files.digest(adapter / "adapter_model.safetensors")
     model = PeftModel.from_pretrained(base, adapter).merge_and_unload().eval()
     model.requires_grad_(True)  # as any loaded model; peft had frozen the body
-    note = f"merged with this project's sentiment adapter, SHA-256 {digest[:8]}…"
+    note = f"merged with this project's sentiment adapter, SHA-256 {adapter_digest(adapter)[:8]}…"
     model.provenance = replace(base.provenance, note=note)
     return model
 
@@ -67,12 +71,17 @@ def student(name: str, folder: Path = STUDENTS):
     """A student as `python -m helpers train-student` left it: a classifier like :func:`teacher`, with `.provenance`.
 
     Its file holds what training changed in each parameter, matrices as a product: (rows, rank) x (rank, columns).
-    Raises KeyError for a name that `LAYERS` lacks and AssetError if MiniLM cannot be had.
+    Raises KeyError for a name that `LAYERS` lacks, ValueError for a student of another teacher, and AssetError if
+    MiniLM cannot be had.
     """
     import torch
-    from safetensors.torch import load_file
+    from safetensors import safe_open
 
-    model, change = unfinished_student(name), load_file(folder / name / "change.safetensors")
+    with safe_open(folder / name / "change.safetensors", "pt") as file:
+        change = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (it is no mapping)
+        if file.metadata() != {"teacher": adapter_digest()}:
+            raise ValueError(f"{name} was made from another teacher: run python -m helpers train-student {name}")
+    model = unfinished_student(name)
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             left, right = change.get(f"{key}.left"), change.get(f"{key}.right")

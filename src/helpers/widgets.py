@@ -231,7 +231,7 @@ def within(table, megabytes: float, milliseconds: float, points: float):
     ``table`` has a row a pipeline and the columns MB, ms and accuracy (a fraction).
     """
     lost = 100 * (table["accuracy"].iloc[0] - table["accuracy"])
-    return table[(table["MB"] <= megabytes) & (table["ms"] <= milliseconds) & (lost <= points)]
+    return table[(table["MB"] <= megabytes) & (table["ms"] <= milliseconds) & (lost <= points + 1e-9)]
 
 
 def choice_picture(table, megabytes: float, milliseconds: float, points: float) -> str:

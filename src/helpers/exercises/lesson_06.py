@@ -35,7 +35,7 @@ def check_06_1(answer: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float
     for wrong, words in faults.items():
         if abs(value - wrong) < 1e-4 * abs(wrong) and abs(value - right) > 1e-4 * right:
             return words
-    if abs(value - right) > 1e-4 * right:
+    if not abs(value - right) <= 1e-4 * right:  # NaN, too
         return f"for one example it gives {value:.4f}, and the formula {right:.4f}"
     if not result.requires_grad:
         return "the value is right, but no gradient flows back to the student"

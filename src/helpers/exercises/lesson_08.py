@@ -1,6 +1,7 @@
 """Checks for the exercises of notebook 08 (put it together)."""
 
 import math
+import numbers
 from collections.abc import Callable, Mapping, Sequence
 
 from helpers.exercises import exercise
@@ -11,7 +12,7 @@ def check_08_1(answer: Callable[[float, float], float]) -> str | None:
     """A function (share, factor): how many times as fast the whole gets if a share of its time gets factor times so."""
     for share, factor in ((0.5, 2), (0.8, 10), (0.25, 1000), (0.0, 5), (1.0, 5)):
         right, found = 1 / (1 - share + share / factor), answer(share, factor)
-        if isinstance(found, bool) or not isinstance(found, int | float):
+        if isinstance(found, bool) or not isinstance(found, numbers.Real):
             return f"it should return a number, not {type(found).__name__}"
         if math.isclose(found, right, rel_tol=1e-3):
             continue
@@ -36,7 +37,8 @@ def check_08_2(answer: Callable[[Sequence[Mapping]], list[str]]) -> str | None:
         {"name": "late", "ms": 3.0, "accuracy": 0.85},
     ]
     found = answer([dict(row) for row in rows])
-    if isinstance(found, str) or not all(isinstance(name, str) for name in found):
+    found = found if found is None or isinstance(found, str) else list(found)
+    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
         return "it should return a list of names"
     found, right = set(found), {"large", "small", "tiny"}
     for name, words in (
@@ -61,7 +63,7 @@ def check_08_3(answer: Callable[[float, float, float], float]) -> str | None:
     """A function (texts, per_second, price): what it costs to classify texts on a machine of this price an hour."""
     for texts, per_second, price in ((1e6, 100.0, 0.36), (2e5, 2500.0, 0.09), (3600.0, 1.0, 5.0)):
         right, found = texts / per_second / 3600 * price, answer(texts, per_second, price)
-        if isinstance(found, bool) or not isinstance(found, int | float):
+        if isinstance(found, bool) or not isinstance(found, numbers.Real):
             return f"it should return a number, not {type(found).__name__}"
         if math.isclose(found, right, rel_tol=1e-3):
             continue
