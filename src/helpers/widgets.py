@@ -12,6 +12,7 @@ from pathlib import Path
 
 import ipywidgets
 import numpy
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from . import plots
 
@@ -241,7 +242,7 @@ def choice_picture(table, megabytes: float, milliseconds: float, points: float) 
     fig, axes = plots.plt.subplots(figsize=(7.5, 3.8))
     for number, (name, row) in enumerate(table.sort_values("ms").iterrows()):
         colour = plots.ORANGE if name == chosen else plots.BLUE if name in good.index else "#bbbbbb"
-        above = 7 if number % 2 else -15  # neighbours in time would write over each other
+        above = (-15, 7, -27, 19)[number % 4]  # else neighbours in time would write over each other
         axes.scatter(row["ms"], 100 * row["accuracy"], s=4 * row["MB"] + 20, color=colour, alpha=0.8)
         axes.annotate(
             name, (row["ms"], 100 * row["accuracy"]), xytext=(4, above), textcoords="offset points", fontsize=9
@@ -249,6 +250,9 @@ def choice_picture(table, megabytes: float, milliseconds: float, points: float) 
     axes.axhline(100 * first - points, color=plots.GREY, linestyle="--")
     axes.axvline(milliseconds, color=plots.GREY, linestyle="--")
     axes.set(xscale="log", xlabel="milliseconds a sentence", ylabel="accuracy in %")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter(NullFormatter())
     axes.margins(x=0.25, y=0.2)
     limits = f"At most {megabytes:.0f} MB, {milliseconds:.3g} ms a sentence and {points:.1f} points to lose: "
     if chosen is None:
