@@ -218,7 +218,11 @@ WIDGETS = {
     ),
     "pipelines": (
         "08_put_it_together.ipynb",
-        ["import functools", "models = {", "test = sentiment", "def single", "pipelines = {", "table = pd"],
+        [
+            *("import functools", "sizes, elsewhere", "options = {", "test = sentiment", "bert_base, teacher"),
+            *("def opened", "def batched", "cpus = machine", "exact, three"),
+            *("pipelines = {}", "took = timing", "table = pd"),
+        ],
         "widgets.pipeline_chooser(",
         "At most 200 MB, 20 ms a sentence and 1.0 points to lose: ",
         [
