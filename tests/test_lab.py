@@ -228,7 +228,6 @@ WIDGETS = {
         [
             (press("ArrowLeft", -1), "20 ms a sentence and 0.9 points to lose: "),
             (press("ArrowLeft", 1), "200 MB, 17.8 ms a sentence"),
-            (press("ArrowLeft"), "At most 178 MB, 17.8 ms a sentence and 0.9 points to lose: "),
         ],
     ),
 }
