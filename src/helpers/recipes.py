@@ -127,8 +127,6 @@ def train_student(name: str, folder: Path = sentiment.STUDENTS, examples=None, q
     models, so that an interrupted training goes on where it was. Raises ValueError for another name and AssetError if
     MiniLM or the texts cannot be had.
     """
-    import torch
-
     if name not in sentiment.LAYERS:
         raise ValueError(f"there is no student {name!r}; there are {', '.join(sentiment.LAYERS)}")
     test, start = sentiment.sentences("test"), time.process_time()
@@ -136,7 +134,6 @@ def train_student(name: str, folder: Path = sentiment.STUDENTS, examples=None, q
     checkpoint = assets.root() / "students" / f"{name}.pt"
     for place in (folder / name, checkpoint.parent):
         place.mkdir(parents=True, exist_ok=True)
-    torch.manual_seed(0)
     model = sentiment.unfinished_student(name)
     before = {key: parameter.detach().clone() for key, parameter in model.named_parameters()}
     kept = {"file": folder / sentiment.TEACHER_LOGITS.name, "checkpoint": checkpoint, "quiet": quiet}
