@@ -2,7 +2,8 @@
 
 import random
 
-from helpers.batching import batches, restore
+from helpers import assets
+from helpers.batching import batches, encode, pad, restore
 
 import numpy as np
 import pandas as pd
@@ -73,3 +74,55 @@ def test_lengths_of_any_kind_of_sequence_and_whole_numbers_only():
 def test_restore_refuses_groups_that_lose_a_text(groups):
     with pytest.raises(ValueError, match="once"):
         restore([[1, 2]], groups)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return assets.tokenizer("minilm")
+
+
+@pytest.mark.parametrize("texts", [["a film", "an even longer one"], [("a", "b c"), ("d", "e")], np.array(["a", "b"])])
+def test_encoded_texts_are_those_of_the_tokenizer(tokenizer, texts):
+    encoded, lengths = encode(tokenizer, (text for text in texts))
+    expected = [tokenizer(*row) if isinstance(row, tuple) else tokenizer(str(row)) for row in texts]
+    assert [dict(zip(encoded, row, strict=True)) for row in zip(*encoded.values(), strict=True)] == expected
+    assert lengths == [len(row["input_ids"]) for row in expected]
+
+
+@pytest.mark.parametrize(
+    ("texts", "error", "words"),
+    [
+        ("one text", TypeError, "of type str: give a list"),
+        (b"bytes", TypeError, "of type bytes"),
+        ({"text": 1}, TypeError, "of type dict"),
+        (pd.DataFrame({"text": ["a"]}), TypeError, "one column of a table"),
+        (["good", None], TypeError, "text 1 is no text .* None"),
+        (pd.Series(["good", float("nan")]), TypeError, "text 1 is no text .* nan"),
+        (["good", 3], TypeError, "text 1 is no text .* 3"),
+        ([("a", "b", "c")], TypeError, "text 0 is no text"),
+        ([("a", None)], TypeError, "text 0 is no text"),
+        (["a", ("a", "b")], ValueError, "text 1 .* cannot be mixed"),
+        (["a", "b\ud83d"], ValueError, "text 1 holds half of a character"),
+        ([], ValueError, "there are no texts"),
+    ],
+)
+def test_what_is_no_text_is_named(tokenizer, texts, error, words):
+    with pytest.raises(error, match=words):
+        encode(tokenizer, texts)
+
+
+def test_long_texts_are_cut_and_a_limit_without_room_is_refused(tokenizer):
+    assert encode(tokenizer, ["word " * 300])[1] == [128]
+    assert encode(tokenizer, ["word " * 300], 3)[1] == [3]
+    for limit in (0, 1, 2, -1):
+        with pytest.raises(ValueError, match="no room"):
+            encode(tokenizer, ["word"], limit)
+
+
+@pytest.mark.parametrize("tensors", ["pt", "np"])
+def test_padding_is_on_the_right_with_a_mask(tensors):
+    tokenizer = assets.tokenizer("minilm")
+    tokenizer.padding_side, tokenizer.model_input_names = "left", ["input_ids"]
+    batch = pad(tokenizer, encode(tokenizer, ["a", "a b c", "d"])[0], [1, 2], tensors)
+    assert np.asarray(batch["attention_mask"]).tolist() == [[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]
+    assert np.asarray(batch["input_ids"])[1, 3:].tolist() == [tokenizer.pad_token_id] * 2

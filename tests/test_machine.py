@@ -271,6 +271,16 @@ def test_synchronize_waits_for_each_device_that_holds_memory(monkeypatch):
     assert waited == [0, 2, "mps"]
 
 
+def test_elsewhere_calls_in_one_other_process_and_raises_here():
+    with machine.elsewhere() as call:
+        first, second = call(os.getpid), call(os.getpid)
+        assert call(sorted, [2, 1], reverse=True) == [2, 1]
+        with pytest.raises(ZeroDivisionError):
+            call(divmod, 1, 0)
+    assert first == second != os.getpid()
+    assert not psutil.pid_exists(first)
+
+
 def test_importing_machine_and_timing_imports_no_torch():
     code = "import sys; from helpers import machine, timing; machine.synchronize(); print('torch' in sys.modules)"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

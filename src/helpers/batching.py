@@ -1,11 +1,50 @@
-"""Batches of texts with little padding: sort by length, cut by count or by token budget, put results back in order.
+"""Batches of texts with little padding: encode, sort by length, cut by count or token budget, put results in order.
 
 Used by every notebook that runs more than a handful of sentences (00, 01, 04 to 08).
 """
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+MAX_LENGTH = 128  # tokens at which the classifiers here cut a text
+
+
+def encode(tokenizer, texts: Iterable, max_length: int = MAX_LENGTH) -> tuple[dict[str, list], list[int]]:
+    """What a tokenizer gives for texts, or pairs of texts, without padding, and the number of tokens of each.
+
+    texts: strings, or tuples of two. They are cut at max_length tokens. Raises TypeError for a single text, a table or
+    a mapping, whose letters or names would be taken for texts, and for what is no text; ValueError for none at all, for
+    pairs beside single texts, for half a character (a lone surrogate), and for a max_length with no room for a word.
+    """
+    if isinstance(texts, str | bytes | Mapping) or hasattr(texts, "columns"):
+        raise TypeError(f"texts is of type {type(texts).__name__}: give a list of texts, or one column of a table")
+    if operator.index(max_length) < 3:
+        raise ValueError(f"max_length={max_length} has no room for a word between [CLS] and [SEP]")
+    rows = [(text,) if isinstance(text, str) else text for text in texts]
+    if not rows:
+        raise ValueError("there are no texts")
+    for number, row in enumerate(rows):
+        if not isinstance(row, tuple | list) or len(row) > 2 or not all(isinstance(text, str) for text in row):
+            raise TypeError(f"text {number} is no text (and no pair of texts) but {row!r}: leave it out")
+        if len(row) != len(rows[0]):
+            raise ValueError(f"text {number} is {row!r}: texts and pairs of texts cannot be mixed")
+        try:
+            "".join(row).encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"text {number} holds half of a character: read its file as UTF-8 ({error})") from error
+    names = {"return_attention_mask": True, "truncation": True, "max_length": max_length}
+    encoded = dict(tokenizer(*map(list, zip(*rows, strict=True)), **names))
+    return encoded, [len(ids) for ids in encoded["input_ids"]]
+
+
+def pad(tokenizer, encoded: Mapping[str, Sequence], rows: Iterable[int], tensors: str = "pt"):
+    """Some rows of what `encode` gave as a BatchEncoding (rows, longest of them), padded on the right.
+
+    tensors: "pt" or "np". The mask is 0 at the padding, whatever names the tokenizer itself thinks of.
+    """
+    picked = {name: [column[row] for row in rows] for name, column in encoded.items()}
+    return tokenizer.pad(picked, padding_side="right", return_attention_mask=True, return_tensors=tensors)
 
 
 def batches(lengths: Sequence[int], batch_size: int | None = None, max_tokens: int | None = None) -> list[list[int]]:

@@ -187,7 +187,7 @@ def embedding(quick: bool) -> Part:
     config = BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64)
     texts = (f"text number {number} of a corpus" for number in range(20_000 if quick else 100_000))
     memory, done = [], 0
-    for chunk in stream(texts, BertModel(config), assets.tokenizer("minilm")):
+    for chunk in stream(texts, BertModel(config), assets.tokenizer("minilm"), precision="float32"):
         done += len(chunk)
         memory += [machine.process_memory()] if done >= 10_000 else []
     growth = (memory[-1] - memory[0]) / 1e6
@@ -272,13 +272,17 @@ def _engine_model(name: str):
     return sentiment.teacher() if name == "classifier" else assets.model(name)
 
 
-_EXPORT = "import sys; from helpers import bench, onnx; onnx.export(bench._engine_model(sys.argv[1]), sys.argv[2])"
+def _export(name: str, path: str) -> None:
+    from . import onnx
+
+    onnx.export(_engine_model(name), path)
 
 
 def _exported(name: str, folder: str) -> Path:
     """The ONNX file of a model, made in a process of its own: what that takes is no part of what is measured."""
     path = Path(folder) / f"{name}.onnx"
-    subprocess.run([sys.executable, "-c", _EXPORT, name, str(path)], check=True)
+    with machine.elsewhere() as call:
+        call(_export, name, path)
     return path
 
 
@@ -421,18 +425,16 @@ PIPELINE = {
 }
 
 
-def pipeline_files(folder: str | Path) -> dict[str, int]:
-    """Write the files that notebook 08 runs into a folder: teacher and students, float32 and int8; name -> bytes."""
-    from . import onnx, quantization, sentiment
+def _pipeline_files(folder: str) -> None:
+    """Write the files of `PIPELINE` into a folder: teacher and students, float32 and int8."""
+    from . import quantization, sentiment
 
-    sizes = {}
+    narrow = not machine.adds_in_32_bits()
     for name in ("teacher", *sentiment.LAYERS):
-        model = sentiment.teacher() if name == "teacher" else sentiment.student(name)
-        exported = onnx.export(model, Path(folder) / f"{name}.onnx")
-        options = {"reduced_range": not machine.adds_in_32_bits()}
-        small = quantization.onnx_dynamic(exported.path, Path(folder) / f"{name}.int8.onnx", **options)
-        sizes |= {exported.path.name: exported.bytes, small.path.name: small.path.stat().st_size}
-    return sizes
+        path = Path(folder) / f"{name}.onnx"
+        with machine.elsewhere() as call:
+            call(sentiment.export, name, path)
+            call(quantization.onnx_dynamic, path, path.with_suffix(".int8.onnx"), reduced_range=narrow)
 
 
 def pipeline_step(step: str, folder: str, texts: list[str], every: list[str]):
@@ -485,8 +487,7 @@ def pipeline(quick: bool) -> Part:
     every, labels = test["text"].tolist(), test["label"].tolist()
     texts = every[:16] if quick else every[:256]
     with tempfile.TemporaryDirectory() as folder:
-        command = "import sys; from helpers import bench; bench.pipeline_files(sys.argv[1])"
-        subprocess.run([sys.executable, "-c", command, folder], check=True)
+        _pipeline_files(folder)
         request = {"folder": folder, "texts": texts, "every": every}
         arms = {step: ("helpers.bench:pipeline_step", {"step": step, **request}) for step in PIPELINE}
         took = timing.compare(arms, rounds=6, warmup=1, threads=2, isolate=True, items=len(texts))

@@ -9,11 +9,14 @@ import contextlib
 import ctypes
 import functools
 import importlib.util
+import multiprocessing
 import os
 import platform
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
@@ -128,6 +131,17 @@ def process_peak() -> int:
     import resource
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+@contextlib.contextmanager
+def elsewhere() -> Iterator[Callable]:
+    """A process of its own for calls that need much memory: `with elsewhere() as call: call(function, *arguments)`.
+
+    All of it is given back at the end. The function is one that can be imported, arguments and result are sent over;
+    what the function raises is raised here.
+    """
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        yield lambda function, *arguments, **options: pool.submit(function, *arguments, **options).result()
 
 
 def _sysctl(name: str) -> str:

@@ -4,6 +4,7 @@ Used by notebooks 04 to 06 and 08. The adapter (LoRA and a classification head, 
 card) was trained by `python -m helpers train-teacher` and is merged into MiniLM's weights when the model is loaded.
 """
 
+import gc
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -64,6 +65,8 @@ def unfinished_student(name: str):
     whole = teacher()
     model, _ = distillation.make_student(whole, LAYERS[name])
     model.provenance = whole.provenance
+    del whole
+    gc.collect()  # peft's wrapper and the teacher refer to each other, so it would stay in memory beside the student
     return distillation.read_first_token(model)
 
 
@@ -89,6 +92,16 @@ def student(name: str, folder: Path = STUDENTS):
     note = f"{model.provenance.note}; the student {name!r} of its layers"
     model.provenance = replace(model.provenance, note=note)
     return model
+
+
+def export(name: str, path: str | Path):
+    """Writes "teacher", or a student of that name, as an ONNX file: what :func:`helpers.onnx.export` returns.
+
+    For :func:`helpers.machine.elsewhere`: the exporter takes several times a model's memory, and keeps some of it.
+    """
+    from . import onnx
+
+    return onnx.export(teacher() if name == "teacher" else student(name), path)
 
 
 def logits(model, texts: Sequence[str], max_tokens: int = 1024):
