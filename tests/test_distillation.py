@@ -3,31 +3,39 @@
 import copy
 import math
 
-from helpers import distillation
+from helpers import distillation, quantization
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import save_file
+from tokenizers.processors import TemplateProcessing
+from torch import nn
 from torch.nn import functional
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
     BertForTokenClassification,
+    BertModel,
     BertTokenizerFast,
     DistilBertConfig,
     DistilBertForSequenceClassification,
+    RobertaConfig,
+    RobertaForSequenceClassification,
 )
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = [*SPECIAL, *"abcdefghijklmnopqrstuvwxyz", "good", "bad", "film", "plot", "cafe"]
 LOSS = distillation.distillation_loss
+DTYPES = (torch.float64, torch.float32)
 
 
 def config(**changes):
     sizes = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 64}
     names = {"id2label": {0: "negative", 1: "positive"}, "label2id": {"negative": 0, "positive": 1}}
-    return BertConfig(vocab_size=len(WORDS), max_position_embeddings=64, **sizes | names | changes)
+    return BertConfig(**{"vocab_size": len(WORDS), "max_position_embeddings": 64} | sizes | names | changes)
 
 
 def classifier(**changes):
@@ -132,6 +140,42 @@ def test_very_high_temperatures_are_half_the_squared_difference():
     assert float(limit) == pytest.approx(by_hand(student.numpy(), teacher.numpy(), 5000.0).mean(), rel=1e-3)
 
 
+@pytest.mark.parametrize("temperature", [100.0, 1e3, 3e3, 9e3, 2e4, 1e6, 1e20, 1e200])
+def test_the_loss_is_right_at_every_high_temperature(temperature):
+    """The exact value is the variance of the difference, and its skewness over T, under the teacher's distribution."""
+    student, teacher = some_logits(64, 2)
+    gap, weights = (student - teacher).numpy(), softmax(teacher.numpy(), temperature)
+    gap = gap - (weights * gap).sum(axis=-1, keepdims=True)
+    right = (weights * (gap**2 / 2 + gap**3 / (6 * temperature))).sum(axis=-1).mean()
+    wide, narrow = (LOSS(student.to(dtype), teacher.to(dtype), temperature=temperature) for dtype in DTYPES)
+    assert float(wide) == pytest.approx(right, rel=1e-3)
+    assert float(narrow) == pytest.approx(right, rel=1e-3)
+    limit = gradient(student, teacher, temperature=math.inf)
+    if temperature > 1000:
+        assert torch.allclose(
+            gradient(student.float(), teacher.float(), temperature=temperature), limit.float(), atol=1e-3
+        )
+
+
+def test_logits_that_overflow_are_refused_and_low_temperatures_are_none():
+    high = torch.tensor([[3e38, -3e38]])
+    for temperature in (1.0, math.inf):
+        with pytest.raises(ValueError, match="too large"):
+            LOSS(high, -high, temperature=temperature)
+    student, teacher = (logits.float() for logits in some_logits(4, 2))
+    assert 0 <= LOSS(student, teacher, temperature=1e-40) < 1e-30
+
+
+def test_arrays_and_lists_do_as_well():
+    student, teacher = some_logits(2, 3, 4)
+    labels, mask = torch.tensor([[0, 1, 2], [3, 0, 0]]), torch.tensor([[1, 1, 1], [1, 0, 0]])
+    right = LOSS(student, teacher, labels, hard=0.5, mask=mask)
+    for change in (torch.Tensor.numpy, torch.Tensor.tolist):
+        parts = [change(tensor) for tensor in (teacher, labels)]
+        assert LOSS(student, *parts, hard=0.5, mask=change(mask)) == pytest.approx(float(right))
+    assert LOSS(student.numpy(), teacher.numpy(), labels, hard=0.5, mask=mask) == right
+
+
 @pytest.mark.parametrize("temperature", [0.1, 1.0, 4.0, math.inf])
 def test_a_student_equal_to_its_teacher_has_no_loss_and_no_gradient(temperature):
     logits = some_logits(6, 3)[0].float()
@@ -166,6 +210,8 @@ def test_half_precision_logits_give_a_finite_loss():
         (((4, 2, 5), (4, 2, 5)), {"mask": torch.ones(4, 3)}, "attention mask"),
         (((4, 2, 5), (4, 2, 5)), {"mask": torch.zeros(4, 2)}, "nothing to average"),
         (((0, 2), (0, 2)), {}, "nothing to average"),
+        (((4, 1), (4, 1)), {}, "one class"),
+        (((4, 1), (4, 1)), {"temperature": math.inf}, "one class"),
     ],
 )
 def test_what_does_not_belong_together_is_refused(shapes, options, words):
@@ -238,6 +284,8 @@ def test_from_scratch_nothing_is_copied_and_any_size_may_change():
         ([0], {"hidden_size": 16}, "layers=None"),
         ([0], {"intermediate_size": 65}, "layers=None"),
         ([0], {"num_hidden_layers": 2}, "layers=None"),
+        (None, {"hidden_sise": 16}, "no setting hidden_sise"),
+        (np.array([], dtype=int), {}, "one or more"),
     ],
 )
 def test_a_student_that_cannot_be_cut_is_refused(layers, changes, words):
@@ -270,6 +318,7 @@ def test_a_model_that_reads_all_tokens_keeps_its_last_layer():
 def distil_bert():
     names = {"id2label": {0: "negative", 1: "positive"}}
     sizes = {"dim": 32, "n_layers": 1, "n_heads": 2, "hidden_dim": 64, "vocab_size": len(WORDS)}
+    sizes |= {"max_position_embeddings": 64}
     return DistilBertForSequenceClassification(DistilBertConfig(**sizes, **names)).eval()
 
 
@@ -333,7 +382,7 @@ def test_case_75_kept_logits_are_used_only_for_the_same_text_and_teacher(tokeniz
     assert [path.name for path in tmp_path.iterdir()] == ["teacher.safetensors"]
 
 
-@pytest.mark.parametrize(("ids", "texts"), [([1, 1], ["a", "b"]), ([1], ["a", "b"]), ([1, 2], ["a"])])
+@pytest.mark.parametrize(("ids", "texts"), [([1, 1], ["a", "b"]), ([1], ["a", "b"]), ([1, 2], ["a"]), ([], [])])
 def test_case_75_an_id_for_two_texts_is_refused(tokenizer, ids, texts):
     with pytest.raises(ValueError, match="id of its own"):
         distillation.teacher_logits(classifier(), tokenizer, ids, texts)
@@ -569,3 +618,412 @@ def test_layers_of_another_name_are_not_cut():
     teacher = ModernBertForSequenceClassification(ModernBertConfig(**sizes, vocab_size=100, pad_token_id=0))
     with pytest.raises(ValueError, match="cannot be cut"):
         distillation.make_student(teacher, [1])
+
+
+@pytest.mark.parametrize("layers", [np.array([0, 2]), torch.tensor([0, 2]), {0, 2}, (layer for layer in (0, 2))])
+def test_layers_come_in_any_collection_of_whole_numbers(layers):
+    _, copied = distillation.make_student(classifier(), layers)
+    assert copied["bert.encoder.layer.1.output.dense.bias"] == "bert.encoder.layer.2.output.dense.bias"
+
+
+@pytest.mark.parametrize("layers", [2, [0.5], [1.0], "02", [None]])
+def test_layers_that_are_no_whole_numbers_are_refused(layers):
+    with pytest.raises(TypeError, match="whole numbers"):
+        distillation.make_student(classifier(), layers)
+
+
+def adapted():
+    return get_peft_model(classifier(), LoraConfig(r=2, target_modules="all-linear"))
+
+
+def in_int8(way):
+    return way(classifier()).model
+
+
+def two_types():
+    model = classifier().bfloat16()
+    model.classifier.half()
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (adapted, TypeError, "inside"),
+        (lambda: torch.compile(classifier()), TypeError, "inside"),
+        (lambda: nn.DataParallel(classifier()), TypeError, "inside"),
+        (lambda: in_int8(quantization.torch_dynamic), ValueError, "whole float model"),
+        (lambda: in_int8(quantization.torchao_int8), ValueError, "whole float model"),
+        (two_types, ValueError, "of one dtype"),
+        (lambda: BertModel(config(), add_pooling_layer=False), ValueError, "no pooler"),
+    ],
+    ids=["peft", "compiled", "parallel", "torch.ao", "torchao", "two types", "no pooler"],
+)
+def test_a_teacher_that_cannot_be_copied_is_refused(make, error, words):
+    with pytest.raises(error, match=words):
+        distillation.make_student(make(), [0])
+
+
+def test_a_teacher_whose_layers_have_other_names_is_not_made_narrower():
+    with pytest.raises(ValueError, match="no setting intermediate_size"):
+        distillation.make_student(distil_bert(), [0], intermediate_size=8)
+
+
+class MeanOfTokens(BertForSequenceClassification):
+    """It computes its logits otherwise, as any subclass may."""
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: MeanOfTokens(config()),
+        lambda: classifier(is_decoder=True),
+        lambda: adapted().get_base_model(),
+        lambda: in_int8(quantization.torch_dynamic),
+        lambda: in_int8(quantization.torchao_int8),
+    ],
+    ids=["subclass", "decoder", "adapters", "torch.ao", "torchao"],
+)
+def test_only_plain_classifiers_read_their_first_token(make):
+    with pytest.raises(TypeError, match=r"all tokens|adapters or int8"):
+        distillation.read_first_token(make())
+
+
+class Anything(nn.Module):
+    """A wrapper whose forward names nothing."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, *args, **inputs):
+        return self.model(*args, **inputs)
+
+
+def test_case_78_wrappers_are_looked_into_or_refused(tokenizer):
+    pair, model = tokenizer(["good film"], ["bad plot"], return_tensors="pt"), classifier()
+    for wrapped in (
+        nn.DataParallel(model),
+        torch.compile(nn.DataParallel(model)),
+        nn.DataParallel(torch.compile(model)),
+    ):
+        assert distillation.accepted_inputs(wrapped, pair).keys() == pair.keys()
+    known = {"input_ids", "attention_mask"}
+    assert distillation.accepted_inputs(nn.DataParallel(distil_bert()), pair).keys() == known
+    texts = ["good", "bad film"]
+    logits = distillation.predict(nn.DataParallel(model), tokenizer, texts)
+    assert torch.equal(logits, distillation.predict(model, tokenizer, texts))
+    with pytest.raises(ValueError, match=r"Anything\.forward names none"):
+        distillation.predict(Anything(model), tokenizer, texts)
+
+
+def roberta():
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+    settings = RobertaConfig(**sizes, vocab_size=len(WORDS), max_position_embeddings=64, pad_token_id=1)
+    return RobertaForSequenceClassification(settings).eval()
+
+
+@pytest.mark.parametrize(("make", "room"), [(classifier, 64), (distil_bert, 64), (roberta, 62)])
+def test_texts_are_cut_at_what_the_model_can_read(tokenizer, make, room):
+    model, text = make(), " ".join(["good bad film"] * 50)
+    short = tokenizer(text, truncation=True, max_length=room, return_tensors="pt")
+    with torch.no_grad():
+        alone = model(**distillation.accepted_inputs(model, short)).logits
+    assert torch.allclose(distillation.predict(model, tokenizer, [text]), alone, atol=1e-5)
+    losses = distillation.train(model, tokenizer, [text], lambda logits, rows: logits.square().mean(), max_length=200)
+    assert len(losses) == 1
+
+
+def tokens(**changes):
+    return BertForTokenClassification(config(**changes))
+
+
+@pytest.mark.parametrize("make", [tokens, lambda: BertModel(config())])
+def test_models_without_logits_of_whole_texts_are_refused(tokenizer, examples, make):
+    with pytest.raises(ValueError, match="classifiers of whole texts"):
+        distillation.predict(make(), tokenizer, ["good", "bad film"])
+    with pytest.raises(ValueError, match="classifiers of whole texts"):
+        distillation.train(make(), tokenizer, ["good"], lambda logits, rows: logits.mean())
+    with pytest.raises(ValueError, match="classifiers of whole texts"):
+        distillation.distill(make(), classifier(), tokenizer, examples)
+
+
+def no_special(tokenizer):
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="$A", pair="$A $B", special_tokens=[])
+    return tokenizer
+
+
+def one_segment(tokenizer):
+    special = [("[CLS]", 2), ("[SEP]", 3)]
+    template = TemplateProcessing(single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B [SEP]", special_tokens=special)
+    tokenizer.backend_tokenizer.post_processor = template
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    ("more", "change"),
+    [
+        (["good", "Good"], lambda folder, listed: words(folder, listed, do_lower_case=False)),
+        (["e"], lambda folder, listed: words(folder, listed, strip_accents=False)),
+        (["好", "##好", "你"], lambda folder, listed: words(folder, listed, tokenize_chinese_chars=False)),
+        (["a"], lambda folder, listed: no_special(words(folder, listed))),
+        (["a"], lambda folder, listed: one_segment(words(folder, listed))),
+    ],
+    ids=["case", "accents", "signs", "special tokens", "segments"],
+)
+def test_tokenizers_are_compared_with_words_that_they_know(tmp_path, more, change):
+    listed = [*SPECIAL, *more]
+    one, other = words(tmp_path, listed), change(tmp_path, listed)
+    teacher, student = (classifier(vocab_size=len(listed)) for _ in range(2))
+    with pytest.raises(ValueError, match="the tokenizers are not"):
+        distillation.check_pair(teacher, student, one, other)
+    distillation.check_pair(teacher, student, one, words(tmp_path, listed))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"problem_type": "multi_label_classification"}, "exclude each other"),
+        ({"problem_type": "regression"}, "exclude each other"),
+        ({"max_position_embeddings": 16}, "positions"),
+    ],
+)
+def test_a_pair_that_does_not_fit_is_refused_in_either_place(tokenizer, changes, words):
+    odd, even = classifier(**changes), classifier()
+    for teacher, student in ((odd, even), (even, odd)):
+        with pytest.raises(ValueError, match=words):
+            distillation.check_pair(teacher, student, tokenizer)
+
+
+def test_what_is_no_difference_is_none(tokenizer):
+    names = {number: f"c{number}" for number in range(12)}
+    teacher, student = (classifier(id2label=names, label2id={}) for _ in range(2))
+    teacher.config.id2label = {str(number): name for number, name in names.items()}
+    for model in (teacher, student):
+        model.nothing = nn.Parameter(torch.empty(0))
+    distillation.check_pair(teacher, student, tokenizer)
+
+
+@pytest.fixture
+def unasked(monkeypatch):
+    """Fails a test in which a teacher is asked about more than one text."""
+    monkeypatch.setattr(distillation, "teacher_logits", lambda *args: pytest.fail("the teacher was asked"))
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "words"),
+    [
+        (lambda: in_int8(quantization.torch_dynamic), {}, "int8"),
+        (lambda: in_int8(quantization.torchao_int8), {}, "int8"),
+        (lambda: classifier().half(), {}, r"model.float\(\)"),
+        (lambda: classifier().requires_grad_(False), {}, "requires_grad"),
+        (classifier, {"epochs": 0}, "at least 1"),
+        (classifier, {"epochs": -1}, "at least 1"),
+        (classifier, {"batch_size": 0}, "at least 1"),
+        (classifier, {"batch_size": -1}, "at least 1"),
+    ],
+    ids=["torch.ao", "torchao", "float16", "frozen", "epochs 0", "epochs -1", "batch 0", "batch -1"],
+)
+def test_a_training_that_leads_nowhere_is_refused_at_once(tokenizer, examples, make, options, words, unasked):
+    teacher = classifier().train()
+    with pytest.raises(ValueError, match=words):
+        distillation.train(make(), tokenizer, ["good"], lambda logits, rows: logits.mean(), **options)
+    with pytest.raises(ValueError, match=words):
+        distillation.distill(make(), teacher, tokenizer, examples, **options)
+    assert teacher.training
+    assert all(parameter.requires_grad for parameter in teacher.parameters())
+
+
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        ([0, None, 1] * 8, "whole numbers"),
+        (pd.array([0, None, 1] * 8, dtype="Int64"), "whole numbers"),
+        (["negative"] * 24, "whole numbers"),
+        ([0.0, float("nan"), 1.0] * 8, "whole numbers"),
+        ([1, 2, 1] * 8, "label 2"),
+    ],
+    ids=["None", "NA", "words", "NaN", "another class"],
+)
+def test_labels_are_looked_at_before_the_teacher_is_asked(tokenizer, examples, labels, words, unasked):
+    examples["label"] = pd.Series(labels, dtype=object)
+    with pytest.raises(ValueError, match=words):
+        distillation.distill(classifier(), classifier(), tokenizer, examples, hard=0.5)
+
+
+def test_the_student_reads_no_more_of_a_text_than_the_teacher(tokenizer, examples, unasked):
+    with pytest.raises(ValueError, match="leave max_length out"):
+        distillation.distill(classifier(), classifier(), tokenizer, examples, max_length=200)
+
+
+@pytest.mark.parametrize("way", [quantization.torch_dynamic, quantization.torchao_int8], ids=["torch.ao", "torchao"])
+def test_an_int8_teacher_may_teach(tokenizer, examples, way):
+    assert len(distillation.distill(classifier(), in_int8(way), tokenizer, examples)) == 1
+
+
+def test_adapters_on_int8_weights_learn_and_go_on(tokenizer, examples, tmp_path):
+    teacher, losses = classifier(), []
+    for _ in range(2):
+        student = get_peft_model(in_int8(quantization.torchao_int8), LoraConfig(r=2, target_modules=["query"]))
+        losses += [distillation.distill(student, teacher, tokenizer, examples, checkpoint=tmp_path / "state.pt")]
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize("make", [str, lambda path: path], ids=["str", "Path"])
+def test_missing_folders_are_made(tokenizer, examples, tmp_path, make):
+    kept = {name: tmp_path / "new" / name / "kept" for name in ("file", "checkpoint")}
+    options = {name: make(path) for name, path in kept.items()}
+    first = distillation.distill(classifier(), classifier(), tokenizer, examples, **options)
+    assert all(path.is_file() for path in kept.values())
+    assert distillation.distill(classifier(), classifier(), tokenizer, examples, **options) == first
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def longer_than_its_marks(path):
+    save_file({"marks": torch.zeros(2, dtype=torch.long), "logits": torch.zeros(3, 2)}, path)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        cut,
+        lambda path: path.write_bytes(b""),
+        lambda path: save_file({"weight": torch.ones(2)}, path),
+        lambda path: torch.save([1], path),
+        lambda path: torch.save({"weight": torch.ones(2)}, path),
+        longer_than_its_marks,
+    ],
+    ids=["cut", "empty", "safetensors", "list", "dict", "lengths"],
+)
+@pytest.mark.parametrize("name", ["file", "checkpoint"])
+def test_damaged_and_foreign_files_are_named(tokenizer, examples, tmp_path, name, spoil):
+    path = tmp_path / "kept"
+    distillation.distill(classifier(), classifier(), tokenizer, examples, **{name: path})
+    spoil(path)
+    with pytest.raises(ValueError, match=r"kept .*remove"):
+        distillation.distill(classifier(), classifier(), tokenizer, examples, **{name: path})
+
+
+def square(logits, rows):
+    return logits.square().mean()
+
+
+def frozen_embeddings():
+    model = classifier()
+    model.bert.embeddings.requires_grad_(False)
+    return model
+
+
+def permuted():
+    model = classifier()
+    model.classifier.weight.data = model.classifier.weight.data.flip(1)
+    return model
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda: classifier(num_attention_heads=4),
+        lambda: classifier(hidden_act="relu"),
+        lambda: classifier(hidden_dropout_prob=0.5),
+        lambda: classifier().double(),
+        frozen_embeddings,
+        permuted,
+    ],
+    ids=["heads", "activation", "dropout", "dtype", "frozen", "order of the weights"],
+)
+def test_another_model_does_not_go_on_from_a_checkpoint(tokenizer, examples, tmp_path, change):
+    options = {"checkpoint": tmp_path / "state.pt", "batch_size": 8}
+    distillation.train(classifier(), tokenizer, examples["text"], square, **options)
+    distillation.train(classifier(), tokenizer, examples["text"], square, **options)
+    with pytest.raises(ValueError, match="another training"):
+        distillation.train(change(), tokenizer, examples["text"], square, **options)
+
+
+def test_the_same_student_goes_on_after_a_stop_and_is_done_after_the_end(tokenizer, examples, tmp_path, monkeypatch):
+    """As in a notebook, where a cell is stopped and run again, and its student is no new one."""
+    monkeypatch.setattr(distillation, "KEEP_EVERY", 2)
+    whole, expected = trained(tokenizer, examples)
+    student, steps, stops = distillation.make_student(classifier(), [0])[0], [], [6]
+
+    def break_off(step, loss):
+        steps.append(step)
+        if stops and step == stops[0]:
+            raise KeyboardInterrupt(stops.pop())
+
+    def run():
+        options = {"epochs": 3, "batch_size": 8, "checkpoint": tmp_path / "state.pt", "after_step": break_off}
+        return distillation.distill(student, classifier(), tokenizer, examples, **options)
+
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    assert not student.training
+    assert run() == whole
+    assert steps == [1, 2, 3, 4, 5, 6, 5, 6, 7, 8, 9]
+    student.save_pretrained(tmp_path / "student")
+    assert run() == whole
+    assert all(torch.equal(a, b) for a, b in zip(student.parameters(), expected.parameters(), strict=True))
+    with torch.no_grad():
+        student.classifier.bias.add_(1)
+    with pytest.raises(ValueError, match="another training"):
+        run()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
+def test_a_training_that_breaks_off_leaves_the_model_in_eval_mode(tokenizer, error):
+    model = classifier()
+
+    def break_off(step, loss):
+        raise error
+
+    with pytest.raises(error):
+        distillation.train(model, tokenizer, ["good"], square, after_step=break_off)
+    assert not any(module.training for module in model.modules())
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda logits, rows: 1.0,
+        lambda logits, rows: None,
+        lambda logits, rows: logits.square().mean(dim=1),
+        lambda logits, rows: logits.detach().mean(),
+    ],
+    ids=["number", "nothing", "vector", "detached"],
+)
+def test_a_loss_without_a_gradient_is_refused(tokenizer, loss):
+    with pytest.raises(ValueError, match="not one number with a gradient"):
+        distillation.train(classifier(), tokenizer, ["good", "bad"], loss)
+
+
+def test_training_without_gradients_is_refused(tokenizer):
+    with torch.no_grad(), pytest.raises(ValueError, match="no_grad"):
+        distillation.train(classifier(), tokenizer, ["good", "bad"], square)
+
+
+def test_a_diverging_training_names_its_step(tokenizer, examples):
+    with pytest.raises(FloatingPointError, match=r"logits of step 2 .*lower lr"):
+        distillation.distill(classifier(), classifier(), tokenizer, examples, lr=1e30, batch_size=8)
+
+
+def test_case_75_an_id_ends_where_it_ends(tokenizer):
+    """Two examples whose ids and texts are the same when written one below the other."""
+    found = distillation.teacher_logits(classifier(), tokenizer, ["a\nb", "a"], ["film", "b\nfilm"])
+    assert torch.allclose(found, distillation.predict(classifier(), tokenizer, ["film", "b\nfilm"]), atol=1e-5)
+    assert not torch.allclose(found[0], found[1], atol=1e-3)
+
+
+def test_texts_are_checked_before_they_are_read(tokenizer):
+    for wrong in (["good", None], pd.DataFrame({"text": ["good"]}), [("good", "bad", "film")]):
+        with pytest.raises(TypeError, match="text"):
+            distillation.predict(classifier(), tokenizer, wrong)
+    with pytest.raises(ValueError, match="half of a character"):
+        distillation.teacher_logits(classifier(), tokenizer, [1], ["\ud83d"])
+    left = copy.deepcopy(tokenizer)
+    left.padding_side = "left"
+    texts = (text for text in ("good", "bad film a b c"))
+    right = distillation.predict(classifier(), tokenizer, ["good", "bad film a b c"])
+    assert torch.equal(distillation.predict(classifier(), left, texts), right)

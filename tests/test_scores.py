@@ -5,7 +5,9 @@ import random
 from helpers import scores
 
 import numpy as np
+import pandas as pd
 import pytest
+import torch
 
 
 def test_wilson_interval_of_a_textbook_value():
@@ -20,6 +22,12 @@ def test_it_stays_within_0_and_1(right, bound):
     found = scores.accuracy([1] * 10, [1] * right + [0] * (10 - right))
     assert getattr(found, bound) == pytest.approx(found.value, abs=1e-12)
     assert 0.2 < found.high - found.low < 0.4
+
+
+def test_none_right_of_any_number_is_0_and_not_minus_0():
+    for n in range(1, 100):
+        assert "-0.0" not in str(scores.accuracy([1] * n, [0] * n))
+        assert scores.accuracy([1] * n, [1] * n).high <= 1
 
 
 def test_the_interval_covers_the_truth_about_95_times_in_100():
@@ -61,3 +69,31 @@ def test_lengths_that_differ_are_refused(predictions):
         scores.accuracy([1, 0], predictions)
     with pytest.raises(ValueError, match="one for each"):
         scores.accuracy([], [])
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.array([0.9, 0.8]),
+        [1.5, 1],
+        ["pos", "neg"],
+        [1, None],
+        [1, float("nan")],
+        [1, float("inf")],
+        [1, -100],
+        np.zeros((2, 2)),
+    ],
+    ids=["shares", "halves", "words", "None", "NaN", "infinity", "no label", "logits"],
+)
+def test_what_is_no_label_is_refused(values):
+    for pair in (([1, 1], values), (values, [1, 1])):
+        with pytest.raises(ValueError, match="is no label"):
+            scores.accuracy(*pair)
+    with pytest.raises(ValueError, match="is no label"):
+        scores.paired([1, 1], [1, 1], values)
+
+
+def test_labels_of_every_kind_count():
+    kinds = ([1, 0], [True, False], np.array([1, 0]), np.array([True, False]), np.array([1.0, 0.0]))
+    for values in (*kinds, torch.tensor([1, 0]), pd.Series([1, 0], index=[7, 9])):
+        assert scores.accuracy([1, 0], values).value == 1

@@ -132,8 +132,7 @@ def train_student(name: str, folder: Path = sentiment.STUDENTS, examples=None, q
     test, start = sentiment.sentences("test"), time.process_time()
     examples = transfer_texts() if examples is None else examples
     checkpoint = assets.root() / "students" / f"{name}.pt"
-    for place in (folder / name, checkpoint.parent):
-        place.mkdir(parents=True, exist_ok=True)
+    (folder / name).mkdir(parents=True, exist_ok=True)
     model = sentiment.unfinished_student(name)
     before = {key: parameter.detach().clone() for key, parameter in model.named_parameters()}
     kept = {"file": folder / sentiment.TEACHER_LOGITS.name, "checkpoint": checkpoint, "quiet": quiet}

@@ -49,12 +49,16 @@ class Paired:
 
 
 def accuracy(labels: Sequence[int], predictions: Sequence[int]) -> Accuracy:
-    """Accuracy of predicted labels, with Wilson's 95 % interval. Raises ValueError unless both have one length >= 1."""
+    """Accuracy of predicted labels, with Wilson's 95 % interval.
+
+    Raises ValueError unless both have one length >= 1 and hold whole numbers from 0 on.
+    """
     right = _right(labels, predictions)
     n, share = len(right), sum(right) / len(right)
     centre = (share + Z**2 / (2 * n)) / (1 + Z**2 / n)
     half = Z / (1 + Z**2 / n) * sqrt(share * (1 - share) / n + Z**2 / (4 * n**2))
-    return Accuracy(share, centre - half, centre + half, n)
+    # At none and all right, rounding would lead beyond 0 and 1.
+    return Accuracy(share, max(0.0, centre - half), min(1.0, centre + half), n)
 
 
 def paired(labels: Sequence[int], a: Sequence[int], b: Sequence[int]) -> Paired:
@@ -72,4 +76,15 @@ def _right(labels: Sequence[int], predictions: Sequence[int]) -> list[bool]:
     """Which predictions are right."""
     if len(labels) != len(predictions) or not len(labels):
         raise ValueError(f"{len(predictions)} predictions for {len(labels)} labels: there has to be one for each")
-    return [int(label) == int(prediction) for label, prediction in zip(labels, predictions, strict=True)]
+    return [_label(label) == _label(prediction) for label, prediction in zip(labels, predictions, strict=True)]
+
+
+def _label(value) -> int:
+    """A label as a number."""
+    try:
+        number = int(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        number = -1
+    if number < 0 or number != value:
+        raise ValueError(f"{value!r} is no label: they are whole numbers from 0 on; leave texts without one out")
+    return number
