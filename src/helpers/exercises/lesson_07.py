@@ -1,5 +1,6 @@
 """Checks for the exercises of notebook 07 (SciBERT on GPUs)."""
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -73,6 +74,11 @@ def check_07_2(answer: Callable[[list[int], int], list[list[int]]]) -> str | Non
             return f"{case} a window holds something else than a piece of the text, in its order"
         if not windows:
             return f"{case} there is no window: an empty text would have no vector"
+        if count and any(len(window) == 2 for window in windows):
+            return f"{case} a window holds no token of the text"
+        spans = [(window[1], window[-2]) for window in windows]
+        if any(start <= before or end <= until for (before, until), (start, end) in itertools.pairwise(spans)):
+            return f"{case} a window has to begin and to end after the one before it (overlap is allowed)"
     return None
 
 
