@@ -197,7 +197,7 @@ WIDGETS = {
     ),
     "quantization": (
         "05_quantization.ipynb",
-        ["import copy", "def elsewhere", "sentiment.teacher()", "weights = "],
+        ["import copy", "sentiment.teacher()", "weights = "],
         "widgets.quantization_explorer(",
         "4 bits, symmetric, one scale: 15 levels",
         [
@@ -219,7 +219,13 @@ WIDGETS = {
     "pipelines": (
         "08_put_it_together.ipynb",
         [
-            *("import functools", "sizes, elsewhere", "options = {", "test = sentiment", "bert_base, teacher"),
+            *(
+                "import functools",
+                "sentiment.export",
+                "quantization.onnx_dynamic",
+                "test = sentiment",
+                "bert_base, teacher",
+            ),
             *("def opened", "def batched", "cpus = machine", "exact, three"),
             *("pipelines = {}", "took = timing", "table = pd"),
         ],
