@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from helpers import embedding
+from helpers import distillation, embedding
 from helpers.assets import Provenance
 from helpers.embedding import Report, check_casing, collect, embed, embed_shards, stream
 
@@ -250,6 +250,13 @@ def test_the_tokenizer_of_another_model(tokenizer):
     small = BertModel(BertConfig(**SIZES, vocab_size=40, max_position_embeddings=64))
     with pytest.raises(ValueError, match="load both under one name"):
         embed(["w1"], small, tokenizer)
+
+
+def test_a_model_that_computes_its_first_token_only(tokenizer):
+    """Its one hidden state would pass for the mean of all."""
+    short = distillation.read_first_token(BertForSequenceClassification(TINY).eval())
+    with pytest.raises(ValueError, match=r"hidden states of \(1, 1\) and a mask of \(1, 3\).*read_first_token"):
+        embed(["w1"], short, tokenizer)
 
 
 # Casing

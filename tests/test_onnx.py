@@ -1,25 +1,31 @@
 """ONNX files of tiny BERT models: what export writes, what a session takes, and the mistakes that raise no error."""
 
 import collections
+import gc
 import importlib
 import shutil
 import subprocess
 import sys
 import textwrap
+import weakref
 
 from helpers import onnx
 
 import numpy as np
 import onnx as onnx_package
+import peft
 import pytest
 import torch
 from transformers import (
     BatchEncoding,
     BertConfig,
     BertForSequenceClassification,
+    BertForTokenClassification,
     BertModel,
     DistilBertConfig,
     DistilBertForSequenceClassification,
+    RobertaConfig,
+    RobertaForSequenceClassification,
 )
 
 CONFIG = BertConfig(
@@ -102,6 +108,24 @@ def test_an_encoder_gives_hidden_states_and_pooler_and_nothing_else(tmp_path):
     assert "labels" not in str(found)
 
 
+@pytest.mark.parametrize("opset", [onnx.OPSETS[0], onnx.OPSETS[-1]])
+def test_the_opset_is_the_one_asked_for(model, tmp_path, opset):
+    written = onnx.export(model, tmp_path / "model.onnx", opset=opset)
+    assert [entry.version for entry in onnx_package.load(written.path).opset_import] == [written.opset] == [opset]
+    assert onnx.parity(model, onnx.session(written), lengths=(7,)).ok
+
+
+def test_export_keeps_hold_of_no_tensor(tmp_path):
+    fresh = new()
+    tensors = [weakref.ref(parameter) for parameter in fresh.parameters()]
+    storages = [weakref.ref(parameter.untyped_storage()) for parameter in fresh.parameters()]
+    onnx.export(fresh, tmp_path / "model.onnx")
+    assert all(reference() is not None for reference in tensors + storages)
+    del fresh
+    gc.collect()
+    assert not any(reference() is not None for reference in tensors + storages)
+
+
 def test_export_is_silent_and_leaves_modes_alone(tmp_path):
     code = """
         import sys
@@ -110,7 +134,8 @@ def test_export_is_silent_and_leaves_modes_alone(tmp_path):
         config = BertConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64)
         model = BertForSequenceClassification(config).train()
         model.bert.eval()
-        onnx.session(onnx.export(model, sys.argv[1]))
+        for opset in (23, 17):
+            onnx.session(onnx.export(model, sys.argv[1], opset=opset))
         assert model.training and not model.bert.training and not model.bert.encoder.training
     """
     command = [sys.executable, "-c", textwrap.dedent(code), str(tmp_path / "model.onnx")]
@@ -178,6 +203,8 @@ def test_the_examples_tensors_may_be_one_and_square(model, tmp_path):
         ({"axes": ("batch", "batch")}, "two different names"),
         ({"axes": ("batch", "my length")}, "two different names"),
         ({"axes": (0, 1)}, "two different names"),
+        ({"opset": 9}, "opset is one of 17 to 25, not 9: the exporter writes none below"),
+        ({"opset": 99}, "opset is one of 17 to 25, not 99"),
         ({"inputs": {"input_ids": torch.ones(2, 8)}}, "input_ids holds torch.float32 numbers"),
         ({"inputs": {"attention_mask": torch.ones(2, 8, dtype=torch.int64)}}, "needs input_ids"),
         (
@@ -189,6 +216,26 @@ def test_the_examples_tensors_may_be_one_and_square(model, tmp_path):
 def test_bad_requests_to_export(model, tmp_path, wrong, error):
     with pytest.raises(ValueError, match=error):
         onnx.export(model, tmp_path / "model.onnx", **wrong)
+
+
+WRAPPERS = {
+    "PeftModel": lambda model: peft.get_peft_model(model, peft.LoraConfig(target_modules=["query"])),
+    # Its forward has names of its own, segment ids are not among them.
+    "PeftModelForSequenceClassification": lambda model: peft.get_peft_model(
+        model, peft.LoraConfig(task_type="SEQ_CLS", target_modules=["query"])
+    ),
+    "OptimizedModule": torch.compile,
+    "DataParallel": torch.nn.DataParallel,
+}
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_a_wrapper_around_a_model_is_refused(tmp_path, session, name):
+    wrapped = WRAPPERS[name](new())
+    for use in (lambda: onnx.export(wrapped, tmp_path / "model.onnx"), lambda: onnx.parity(wrapped, session)):
+        with pytest.raises(TypeError, match=rf"^{name} is no model of transformers.*merge_and_unload"):
+            use()
+    assert not list(tmp_path.iterdir())
 
 
 def test_case_47_large_weights_get_a_second_file_and_move_together(model, tmp_path, monkeypatch):
@@ -238,6 +285,20 @@ def test_case_49_a_user_without_a_name_can_export(model, tmp_path, monkeypatch):
     assert onnx.export(model, tmp_path / "model.onnx").bytes > 0
 
 
+@pytest.mark.parametrize("content", ["half", "junk", "empty"])
+def test_a_file_that_is_no_model_is_named(exported, tmp_path, content):
+    whole = exported.path.read_bytes()
+    (tmp_path / "x.onnx").write_bytes({"half": whole[: len(whole) // 2], "junk": b"hello", "empty": b""}[content])
+    with pytest.raises(ValueError, match=r"^x\.onnx is no ONNX file, or not whole"):
+        onnx.session(tmp_path / "x.onnx")
+
+
+def test_numbers_without_operators_are_named(tmp_path):
+    written = onnx.export(new().bfloat16(), tmp_path / "model.onnx")
+    with pytest.raises(ValueError, match=r"cannot compute with the numbers in model\.onnx.*model\.float\(\)"):
+        onnx.session(written, providers="CPUExecutionProvider")
+
+
 @pytest.mark.parametrize("kind", [list, np.int32, np.int64, np.bool_, "tensor", BatchEncoding])
 def test_case_50_whole_numbers_of_any_kind(session, kind):
     values, expected = example(), onnx.run(session, example())
@@ -264,6 +325,10 @@ def test_case_50_whole_numbers_of_any_kind(session, kind):
         (lambda v: [[1, 2, 3], [1]], ValueError, "rows of input_ids differ in length: pad them"),
         (lambda v: v["input_ids"][:, :4], ValueError, r"shapes differ: .*input_ids \(2, 4\)"),
         (lambda v: [["a", "b"], ["c", "d"]], TypeError, "takes whole numbers"),
+        (lambda v: v["input_ids"][:0], ValueError, r"input_ids has shape \(0, 9\), so there is nothing to compute"),
+        (lambda v: v["input_ids"][:, :0], ValueError, r"input_ids has shape \(2, 0\)"),
+        (lambda v: [], ValueError, r"input_ids has shape \(0,\)"),
+        (lambda v: np.full((2, 9), 2**63 + 1, np.uint64), ValueError, "input_ids holds 9223372036854775809"),
     ],
 )
 def test_case_50_what_cannot_be_ids_is_refused(session, change, error, text):
@@ -280,6 +345,8 @@ def test_case_50_a_file_of_32_bit_inputs_gets_them(tmp_path):
     made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
     onnx_package.save(made, tmp_path / "model.onnx")
     assert onnx.run(onnx.session(tmp_path / "model.onnx"), {"input_ids": [[1, 2]]}).tolist() == [[1.0, 2.0]]
+    with pytest.raises(ValueError, match="input_ids holds 4294967297: ONNX Runtime would take it for another row"):
+        onnx.run(onnx.session(tmp_path / "model.onnx"), {"input_ids": [[1, 2**32 + 1]]})
 
 
 def test_feed_lists_what_it_dropped_and_added(session):
@@ -324,6 +391,20 @@ def test_case_53_parity_states_its_tolerance_and_counts_labels(model, session):
     assert changed.difference > onnx.TOLERANCE
 
 
+@pytest.mark.parametrize("wrong", [{"batches": ()}, {"lengths": ()}, {"batches": (0,)}, {"lengths": (1, 0)}], ids=str)
+def test_parity_needs_something_to_compare(model, session, wrong):
+    with pytest.raises(ValueError, match="numbers from 1 on"):
+        onnx.parity(model, session, **wrong)
+
+
+@pytest.mark.parametrize("kind", [BertForSequenceClassification, BertModel])
+def test_parity_with_the_file_of_another_model(session, kind):
+    """Two labels instead of three, and outputs of another number."""
+    other = new(kind, BertConfig(**CONFIG.to_dict() | {"id2label": {0: "no", 1: "yes"}}))
+    with pytest.raises(ValueError, match=r"the file \[\(1, 3\)\]: it was made of another model"):
+        onnx.parity(other, session, lengths=(7,))
+
+
 def test_case_55_threads_are_what_was_asked_for(exported):
     for threads in (1, 2):
         assert onnx.session(exported, threads=threads).get_session_options().intra_op_num_threads == threads
@@ -348,6 +429,27 @@ def test_case_58_a_provider_that_is_not_in_use_is_an_error(exported, monkeypatch
     with pytest.raises(onnx.ProviderError, match="its libraries do not start here"):  # listed is not started
         onnx.session(exported, providers=providers)
     assert not recwarn.list
+
+
+def test_a_provider_may_be_one_name(exported, capfd):
+    assert onnx.session(exported, providers="CPUExecutionProvider").get_providers() == ["CPUExecutionProvider"]
+    for providers in ("cpu", ["cpu"]):
+        with pytest.raises(onnx.ProviderError, match=r"^cpu was asked for and is not in use"):
+            onnx.session(exported, providers=providers)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_roberta_has_one_segment_and_counts_positions_from_its_padding(tmp_path):
+    config = RobertaConfig(
+        hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64, vocab_size=200,
+        max_position_embeddings=34, type_vocab_size=1,
+    )  # fmt: skip
+    roberta = new(RobertaForSequenceClassification, config)
+    written = onnx.export(roberta, tmp_path / "model.onnx")
+    assert written.inputs == onnx.NAMES
+    found = onnx.parity(roberta, onnx.session(written))
+    assert found.ok
+    assert found.table["length"].max() == 32
 
 
 def test_case_78_distilbert_gets_no_segment_ids(tmp_path):
@@ -379,6 +481,13 @@ def test_predict_keeps_the_order_and_takes_pairs(model, session):
             assert np.abs(model(**inputs).logits[0].numpy() - row).max() < onnx.TOLERANCE
     assert onnx.predict(session, tokenizer, [("a b", "c"), ("d", "e f g")]).shape == (2, 3)
     assert np.array_equal(onnx.predict(session, tokenizer, texts, max_tokens=20, workers=2), got)
+
+
+def test_predict_is_for_classifiers_of_whole_texts(tmp_path):
+    """Token by token, batches have other lengths: one alone would come out as if nothing were wrong."""
+    written = onnx.export(new(BertForTokenClassification), tmp_path / "model.onnx")
+    with pytest.raises(ValueError, match=r"logits has the shape \['batch', 'length', 3\].*classifiers of whole texts"):
+        onnx.predict(onnx.session(written), None, ["a b"])
 
 
 def test_a_file_runs_where_torch_cannot_be_imported(exported):

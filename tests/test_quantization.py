@@ -10,7 +10,7 @@ import textwrap
 import types
 import warnings
 
-from helpers import machine, onnx, quantization
+from helpers import distillation, machine, onnx, quantization
 
 import numpy as np
 import onnx as onnx_package
@@ -207,10 +207,21 @@ def test_bad_requests_leave_the_target_as_it_was(written, tmp_path, way, options
 def test_a_source_that_is_missing_or_no_model(tmp_path, way):
     with pytest.raises(FileNotFoundError, match=r"there is no file model\.onnx in .*lost"):
         made_by_onnx(way, tmp_path / "lost" / "model.onnx", tmp_path / "int8.onnx")
-    (tmp_path / "text.onnx").write_text("no model" * 100)
-    with pytest.raises(Exception):  # noqa: B017 (ONNX's own kinds)
-        made_by_onnx(way, tmp_path / "text.onnx", tmp_path / "int8.onnx")
+    for content in ("no model" * 100, "hello", ""):
+        (tmp_path / "text.onnx").write_text(content)
+        with pytest.raises(ValueError, match=r"^text\.onnx is no ONNX file, or not whole"):
+            made_by_onnx(way, tmp_path / "text.onnx", tmp_path / "int8.onnx")
     assert names(tmp_path) == ["text.onnx"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_a_source_of_16_bit_floats_is_refused(tmp_path, dtype):
+    """Of such a file the quantizer makes one that does not open, or says that there is nothing to quantize."""
+    source = onnx.export(new().to(dtype), tmp_path / "model.onnx").path
+    for way in ("dynamic", "static"):
+        with pytest.raises(ValueError, match=r"^model\.onnx holds 16-bit floats.*export model\.float\(\) first"):
+            made_by_onnx(way, source, tmp_path / "int8.onnx")
+    assert names(tmp_path) == ["model.onnx"]
 
 
 def test_a_failure_after_writing_leaves_no_part(written, tmp_path):
@@ -591,6 +602,32 @@ def test_case_62_an_interrupted_save_leaves_the_old_folder(reports, tmp_path, mo
     monkeypatch.undo()
     assert names(tmp_path) == ["kept"]
     assert torch.equal(logits(quantization.load(tmp_path / "kept")), logits(old))
+
+
+def test_a_layer_that_the_config_does_not_tell_of_is_named(tmp_path):
+    made = quantization.torch_dynamic(distillation.read_first_token(new())).model
+    with pytest.raises(
+        quantization.QuantizedError, match=r"bert\.encoder\.layer\.1 is a FirstTokenLayer, which config"
+    ):
+        quantization.save(made, tmp_path / "kept")
+    assert not names(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["config.json", "weights.pt", "quantized.json"])
+def test_a_folder_that_is_not_whole(reports, tmp_path, name):
+    quantization.save(reports["torch_dynamic"].model, tmp_path / "kept")
+    (tmp_path / "kept" / name).unlink()
+    with pytest.raises(ValueError, match=f"has no {name}: it was not written by quantization.save, or is not whole"):
+        quantization.load(tmp_path / "kept")
+
+
+@pytest.mark.parametrize("size", [0, 1, 100, 0.5])
+def test_weights_that_are_not_whole(reports, tmp_path, size):
+    quantization.save(reports["torch_dynamic"].model, tmp_path / "kept")
+    weights = (tmp_path / "kept" / "weights.pt").read_bytes()
+    (tmp_path / "kept" / "weights.pt").write_bytes(weights[: size if size != 0.5 else len(weights) // 2])
+    with pytest.raises(ValueError, match=r"weights\.pt is not whole"):
+        quantization.load(tmp_path / "kept")
 
 
 MARKERS = {

@@ -69,7 +69,15 @@ class Embedded(NamedTuple):
 
 
 def mean_pool(hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Mean over the real tokens, in float32. hidden: (texts, length, width); mask: (texts, length) of 0 and 1."""
+    """Mean over the real tokens, in float32. hidden: (texts, length, width); mask: (texts, length) of 0 and 1.
+
+    Raises ValueError for other shapes, as a model gives them that computes its first token only.
+    """
+    if hidden.shape[:2] != mask.shape:
+        raise ValueError(
+            f"hidden states of {tuple(hidden.shape[:2])} and a mask of {tuple(mask.shape)} (texts, tokens): a mean "
+            "needs all tokens, so take the model as it was before distillation.read_first_token"
+        )
     weights = mask.to(hidden.device, torch.float32)
     return (hidden.float() * weights[..., None]).sum(1) / weights.sum(1, keepdim=True)
 
@@ -130,7 +138,8 @@ def stream(
         convert it yourself once, or say "float32"
     report: is filled in on the way
 
-    Raises TypeError for what is no text, ValueError for wrong options and for the tokenizer of another model.
+    Raises TypeError for what is no text, ValueError for wrong options, for the tokenizer of another model, and for a
+    model that computes its first token only.
     """
     limit = min(getattr(model.config, "max_position_embeddings", 512), tokenizer.model_max_length)
     if isinstance(texts, NO_LISTS):

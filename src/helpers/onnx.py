@@ -5,6 +5,7 @@ Notebook 04 teaches it; notebooks 05, 06 and 08 use it. Only `export` and `parit
 """
 
 import contextlib
+import gc
 import importlib
 import inspect
 import io
@@ -22,11 +23,11 @@ import numpy as np
 from . import batching, machine
 
 OPSET = 23  # the first with an Attention operator; below it, attention is cut into pieces that nothing joins again
+OPSETS = range(17, 26)  # below, the exporter silently writes another one; above, ONNX Runtime does not open it
 SINGLE_FILE = (
     100_000_000  # bytes of weights up to which all goes into one file; more lie in a second, mapped into memory
 )
 TOLERANCE = 1e-4  # float32 keeps 7 digits; a sum over hundreds of terms, in another order, differs from the 5th or 6th
-MAX_LENGTH = 128  # tokens at which `predict` cuts a text
 _TYPES = {"tensor(int64)": np.int64, "tensor(int32)": np.int32}
 NAMES = ("input_ids", "attention_mask", "token_type_ids")
 
@@ -103,15 +104,14 @@ def _evaluating(model) -> Iterator[None]:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Keeps the exporter's remarks off the page: on packages not needed here, on names of axes it merges, on itself."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(level)
+        logging.disable(before)
 
 
 def _require_exporter() -> None:
@@ -128,8 +128,22 @@ def _require_exporter() -> None:
 
 
 def _accepted(model) -> list[str]:
-    """The named arguments of a model's forward; a silent **kwargs takes anything, and is no argument."""
+    """The named arguments of a model's forward; TypeError for a wrapper, which names others than the model inside."""
+    from transformers import PreTrainedModel
+
+    if not isinstance(model, PreTrainedModel):
+        raise TypeError(
+            f"{type(model).__name__} is no model of transformers. If it is a wrapper, give what is inside: "
+            "model.merge_and_unload() for adapters, model._orig_mod for a compiled model"
+        )
     return list(inspect.signature(model.forward).parameters)
+
+
+def _longest(model) -> int:
+    """The most tokens that a model reads: RoBERTa and its kin count positions from behind their padding's id on."""
+    tables = [module for name, module in model.named_modules() if name.endswith("position_embeddings")]
+    unused = [table.padding_idx + 1 for table in tables if getattr(table, "padding_idx", None) is not None]
+    return model.config.max_position_embeddings - max(unused, default=0)
 
 
 def export(
@@ -147,25 +161,31 @@ def export(
     inputs: an example, by name: integer tensors (batch >= 2, length >= 8), say a BatchEncoding; what the model's
         forward does not name is left out. By default ids, mask and (where it takes them) segment ids are made up.
     axes: names of the two free axes in the file
-    opset: from 23 on, attention stays one operator
+    opset: one of `OPSETS`; from 23 on, attention stays one operator
 
     The outputs are logits, or last_hidden_state and pooler_output where there is one. Raises ValueError for an example
-    from which the axes cannot be told, for bad names, for a quantized model and one of other outputs, ImportError if
-    the exporter lacks a package.
+    from which the axes cannot be told, for bad names, another opset, a quantized model and one of other outputs,
+    TypeError for a wrapper around a model, ImportError if the exporter lacks a package.
     """
     import torch
 
     if len(set(axes)) != 2 or not all(isinstance(axis, str) and axis.isidentifier() for axis in axes):
         raise ValueError(f'axes are two different names, such as ("batch", "length"), not {axes!r}')
+    if opset not in OPSETS:
+        raise ValueError(
+            f"opset is one of {OPSETS[0]} to {OPSETS[-1]}, not {opset}: the exporter writes none below, and "
+            "ONNX Runtime opens none above"
+        )
+    names = _accepted(model)
     # In torch.ao's and torchao's int8 models the weights are other things; the exporter says so on many pages.
     if odd := [name for name, value in model.state_dict().items() if type(value) is not torch.Tensor]:
         raise ValueError(
             f"{odd[0]} is no plain tensor, as in a model that is int8 already: the exporter cannot read it. Way out: "
             "export the float model, and quantize the file"
         )
-    names, device = _accepted(model), next(model.parameters()).device
-    if inputs is None:
-        inputs = dict.fromkeys(NAMES, torch.ones(2, 8, dtype=torch.int64))  # the values do not matter
+    device = next(model.parameters()).device
+    if inputs is None:  # the values do not matter, but there are models with one kind of segment
+        inputs = {name: torch.full((2, 8), int(name != "token_type_ids")) for name in NAMES}
     # Each is cloned: two names for one tensor would become a single input, and the other would have no effect.
     given = {name: torch.as_tensor(value) for name, value in inputs.items() if name in names}
     example = {name: value.to(device).clone() for name, value in given.items()}
@@ -192,9 +212,10 @@ def export(
         outputs = ["logits"] if "logits" in given else [n for n in ("last_hidden_state", "pooler_output") if n in given]
         if not outputs:
             raise ValueError(f"the model gives {given}: export takes an encoder or a classifier")
-        program = torch.onnx.export(
-            model, kwargs=example, dynamic_shapes=shapes, output_names=given, opset_version=opset, verbose=False
-        )
+        options = {"dynamic_shapes": shapes, "output_names": given, "opset_version": opset, "verbose": False}
+        program = torch.onnx.export(model, kwargs=example, optimize=False, **options)
+        before = list(program.model.graph.initializers.values())
+        program.optimize()
         graph = program.model.graph
         graph.outputs[:] = [value for value in graph.outputs if value.name in outputs]
         for node in graph:
@@ -204,6 +225,10 @@ def export(
             program.save(Path(folder) / path.name, external_data=weights > SINGLE_FILE)
             path.with_name(f"{path.name}.data").unlink(missing_ok=True)
             files = [file.replace(path.with_name(file.name)) for file in sorted(Path(folder).iterdir(), reverse=True)]
+    for value in (*before, *graph.initializers.values()):
+        value.const_value = None  # the optimizer's rules keep hold of the last graph, and so of all its weights
+    del program, graph
+    gc.collect()  # the exporter's objects refer to each other in rings
     files = tuple(sorted(files))
     return Exported(path, files, sum(f.stat().st_size for f in files), tuple(example), tuple(outputs), opset)
 
@@ -224,7 +249,7 @@ def session(
     *,
     threads: int | None = None,
     spinning: bool = False,
-    providers: Sequence = ("CPUExecutionProvider",),
+    providers: str | Sequence = "CPUExecutionProvider",
     optimized: str | Path | None = None,
 ):
     """Opens an ONNX file as an `onnxruntime.InferenceSession` that computes where it was asked to.
@@ -232,10 +257,11 @@ def session(
     threads: as many as there are usable CPUs by default (ONNX Runtime's own default looks past a container's limit)
     spinning: whether its threads keep a CPU busy while they wait: they start sooner, and all else in this process gets
         slow, PyTorch included
-    providers: in order of preference, as ONNX Runtime takes them
+    providers: one name, or several in order of preference, as ONNX Runtime takes them
     optimized: a path to write the graph to as ONNX Runtime has rewritten it, for looking at
 
-    Raises FileNotFoundError if the file or its data is not there, ProviderError if a provider is not in use at the end.
+    Raises FileNotFoundError if the file or its data is not there, ValueError if it is no ONNX file or holds numbers
+    that cannot be computed with, ProviderError if a provider is not in use at the end.
     """
     import onnxruntime
 
@@ -248,17 +274,25 @@ def session(
     options.log_severity_level = 3  # its errors are raised as well; its warnings would come out on stderr
     if optimized:
         options.optimized_model_filepath = str(optimized)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of a provider that is missing: that is an error here
+    providers = [providers] if isinstance(providers, str) else list(providers)
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")  # of a provider that is missing (some is printed): that is an error here
         try:
-            opened = onnxruntime.InferenceSession(str(path), options, providers=list(providers))
+            opened = onnxruntime.InferenceSession(str(path), options, providers=providers)
         except Exception as error:
-            if "xternal data" not in str(error):
-                raise
-            raise FileNotFoundError(
-                f"the weights of {path.name} lie in a second file that is not beside it, or not whole: a model of "
-                "several files moves as one (Exported.files lists them)"
-            ) from error
+            if "xternal data" in str(error):
+                raise FileNotFoundError(
+                    f"the weights of {path.name} lie in a second file that is not beside it, or not whole: a model of "
+                    "several files moves as one (Exported.files lists them)"
+                ) from error
+            if "rotobuf" in str(error):
+                raise ValueError(f"{path.name} is no ONNX file, or not whole: export or copy it again") from error
+            if "NOT_IMPLEMENTED" in str(error):
+                raise ValueError(
+                    f"ONNX Runtime cannot compute with the numbers in {path.name} here, as with bfloat16 on a CPU: "
+                    "export model.float()"
+                ) from error
+            raise
     wanted = [provider if isinstance(provider, str) else provider[0] for provider in providers]
     if missing := [name for name in wanted if name not in opened.get_providers()]:
         built = onnxruntime.get_available_providers()
@@ -276,8 +310,8 @@ def feed(session, inputs: Mapping) -> Feed:
 
     Numbers become the whole numbers that the file declares (int64 or int32). Names that it does not know are dropped;
     segment ids that it wants and nobody gave are zeros: one segment. Everything else raises: TypeError for numbers that
-    are not whole, ValueError for a missing input, for padding and a file without a mask, for negative numbers, for rows
-    of different lengths, a wrong rank, a wrong fixed size.
+    are not whole, ValueError for a missing or an empty input, for padding and a file without a mask, for numbers that
+    are negative or too large, for rows of different lengths, a wrong rank, a wrong fixed size.
     """
     declared = {entry.name: entry for entry in session.get_inputs()}
     made = Feed()
@@ -290,13 +324,17 @@ def feed(session, inputs: Mapping) -> Feed:
             array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
         except ValueError as error:  # NumPy's for ragged rows
             raise ValueError(f"the rows of {name} differ in length: pad them (tokenizer(..., padding=True))") from error
+        if not array.size:
+            raise ValueError(f"{name} has shape {array.shape}, so there is nothing to compute: give at least one text")
         if array.dtype.kind not in "iub":
             raise TypeError(
                 f"{name} holds {array.dtype} numbers; this file takes whole numbers, as tokenizers give them"
             )
-        if array.size and array.min() < 0:
-            raise ValueError(f"{name} holds {array.min()}: ONNX Runtime would count such a row from the table's end")
-        made[name] = np.ascontiguousarray(array, dtype=_TYPES[declared[name].type])
+        kind = _TYPES[declared[name].type]
+        for value in (array.min(), array.max()):
+            if not 0 <= value <= np.iinfo(kind).max:
+                raise ValueError(f"{name} holds {value}: ONNX Runtime would take it for another row of the table")
+        made[name] = np.ascontiguousarray(array, dtype=kind)
     if "token_type_ids" in declared and "token_type_ids" not in made and "input_ids" in made:
         made["token_type_ids"] = np.zeros_like(made["input_ids"], dtype=_TYPES[declared["token_type_ids"].type])
         made.added = ("token_type_ids",)
@@ -324,18 +362,17 @@ def run(session, inputs: Mapping) -> np.ndarray:
 def predict(session, tokenizer, texts: Sequence, max_tokens: int = 1024, workers: int = 1) -> np.ndarray:
     """A classifier's logits, float32 (texts, labels), in the given order.
 
-    Texts (or pairs) are sorted by length into batches of at most `max_tokens` tokens with padding, cut at `MAX_LENGTH`.
-    `workers` batches are computed at the same time: with sessions of one thread, a CPU each.
-    Raises TypeError for a single text, whose characters would be taken for texts.
+    Texts (or pairs) are sorted by length into batches of at most `max_tokens` tokens with padding, cut at 128 tokens.
+    `workers` batches are computed at the same time: with sessions of one thread, a CPU each. Raises what
+    `batching.encode` raises, and ValueError for a file of another kind.
     """
-    if isinstance(texts, str):
-        raise TypeError("texts is one text: give a list, [text]")
-    pairs = [(text,) if isinstance(text, str) else text for text in texts]
-    encoded = dict(tokenizer(*map(list, zip(*pairs, strict=True)), truncation=True, max_length=MAX_LENGTH))
-    groups = batching.batches([len(ids) for ids in encoded["input_ids"]], max_tokens=max_tokens)
-    picked = ({name: [column[row] for row in group] for name, column in encoded.items()} for group in groups)
+    output = session.get_outputs()[0]
+    if len(output.shape) != 2:
+        raise ValueError(f"{output.name} has the shape {output.shape} here: predict is for classifiers of whole texts")
+    encoded, lengths = batching.encode(tokenizer, texts)
+    groups = batching.batches(lengths, max_tokens=max_tokens)
     with ThreadPoolExecutor(workers) as pool:
-        results = list(pool.map(lambda columns: run(session, tokenizer.pad(columns, return_tensors="np")), picked))
+        results = list(pool.map(lambda rows: run(session, batching.pad(tokenizer, encoded, rows, "np")), groups))
     return np.stack(batching.restore(results, groups))
 
 
@@ -343,23 +380,30 @@ def parity(model, session, *, batches: Sequence[int] = (1, 2, 5), lengths: Seque
     """Compares all outputs of a session with those of the model that its file was made of, on padded pairs of texts.
 
     Padding and both segments matter: with ones everywhere, a file that takes the mask for the segment ids looks right.
-    batches, lengths: all pairs are tried; lengths end at the model's own longest.
+    batches, lengths: all pairs are tried; lengths end at the model's own longest. Raises ValueError for a number below
+    1 or none at all, and for a file of another model's shapes, TypeError for a wrapper around a model.
     """
     import pandas as pd
     import torch
 
+    if not batches or not lengths or min(*batches, *lengths) < 1:
+        raise ValueError(f"batches and lengths are numbers from 1 on, not {batches} and {lengths}")
     rows, names, rng = [], _accepted(model), np.random.default_rng(0)
     device, mode = next(model.parameters()).device, "train" if model.training else "eval"
-    longest = min(max(lengths), model.config.max_position_embeddings)
+    limit, segments = _longest(model), getattr(model.config, "type_vocab_size", 2) > 1
     for batch in batches:
-        for length in sorted({min(length, longest) for length in lengths}):
+        for length in sorted({min(length, limit) for length in lengths}):
             inputs = two_segments(batch, length, model.config.vocab_size, rng)
+            inputs["token_type_ids"] *= segments  # RoBERTa knows only one kind
             tensors = {n: torch.from_numpy(array).to(device) for n, array in inputs.items() if n in names}
             with _evaluating(model):
                 outputs = model(**tensors)
             found = session.run(None, feed(session, {name: inputs[name] for name in tensors}))
             known = [value for value in outputs.values() if isinstance(value, torch.Tensor)]
             ours = [outputs.get(entry.name, value) for entry, value in zip(session.get_outputs(), known, strict=False)]
+            shapes = [[tuple(value.shape) for value in values] for values in (ours, found)]
+            if shapes[0] != shapes[1]:
+                raise ValueError(f"the model gives {shapes[0]}, the file {shapes[1]}: it was made of another model")
             pairs = [(one.float().cpu().numpy(), other) for one, other in zip(ours, found, strict=True)]
             expected, got = pairs[0]
             same = (expected.argmax(-1) == got.argmax(-1)).mean() if expected.ndim == 2 else float("nan")

@@ -10,6 +10,7 @@ import functools
 import json
 import logging
 import math
+import pickle
 import tempfile
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,7 +26,7 @@ from . import files
 OPERATORS = ("MatMul", "Gemm", "Gather")
 _THROUGH = {"DequantizeLinear", "QuantizeLinear", "Transpose", "Cast", "Reshape", "Identity"}
 _MARKER = "quantized.json"
-_FILES = {"config.json", "weights.pt", _MARKER}  # of a saved model
+_FILES = (_MARKER, "config.json", "weights.pt")  # of a saved model
 
 
 class QuantizedError(RuntimeError):
@@ -76,8 +77,8 @@ def onnx_dynamic(
     source, target: .onnx files. weights: "int8" or "uint8". per_channel: a scale for every output column instead of one
     a matrix. reduced_range: 7 bits, for CPUs that add products of bytes in 16 bits (AVX2 and AVX-512 without VNNI).
     operators: whose weights, some of `OPERATORS`; "Gather" means the tables of embeddings (here always uint8: they are
-    in no product). Raises FileNotFoundError if there is no source, ValueError for another operator or type of weights
-    and if nothing was replaced.
+    in no product). Raises FileNotFoundError if there is no source, ValueError for another operator or type of weights,
+    for a source that is no ONNX file or not in float32, and if nothing was replaced.
     """
     from onnxruntime.quantization import quantize_dynamic
 
@@ -129,6 +130,7 @@ def onnx_static(
 
 def _options(source, weights: str, per_channel: bool, reduced_range: bool, operators: Iterable[str]) -> dict:
     """What both of ONNX Runtime's functions take, once it is clear that it makes a file that can be opened."""
+    from onnx import TensorProto
     from onnxruntime.quantization import QuantType
 
     source = Path(source)
@@ -139,6 +141,10 @@ def _options(source, weights: str, per_channel: bool, reduced_range: bool, opera
     operators = list(operators)
     if not operators or set(operators) - set(OPERATORS):
         raise ValueError(f"operators are some of {', '.join(OPERATORS)}, not {operators}")
+    if {tensor.data_type for tensor in _graph(source).initializer} & {TensorProto.FLOAT16, TensorProto.BFLOAT16}:
+        raise ValueError(
+            f"{source.name} holds 16-bit floats, and the quantizer takes float32: export model.float() first"
+        )
     return {
         "weight_type": QuantType.QInt8 if weights == "int8" else QuantType.QUInt8,
         "per_channel": per_channel,
@@ -180,11 +186,24 @@ def _grouped(tensors: dict[str, tuple[str, int, bool]]) -> dict[str, int]:
     return groups
 
 
+def _graph(path: Path):
+    """The graph in an ONNX file, without weights that lie in a second file."""
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    file = onnx.ModelProto()
+    with contextlib.suppress(DecodeError):
+        file = onnx.load(path, load_external_data=False)
+    if not file.graph.node:  # some bytes that are no model are read without an error
+        raise ValueError(f"{path.name} is no ONNX file, or not whole: export or copy it again")
+    return file.graph
+
+
 def _tensors(path: Path) -> dict[str, tuple[str, int, bool]]:
     """For each stored tensor of an ONNX file its group, its bytes, and whether it is a matrix of 8-bit numbers."""
     import onnx
 
-    graph = onnx.load(path, load_external_data=False).graph
+    graph = _graph(path)
     users: dict[str, list] = {}
     for node in graph.node:
         for place, name in enumerate(node.input):
@@ -382,7 +401,7 @@ def save(model, folder: str | Path) -> None:
 
     The folder is whole or not there; what was in it before is kept if the copy, loaded again, gives other outputs.
     Raises ValueError for a model that is not from here or not on the CPU, for one of a class that transformers does not
-    have (a model with adapters), and for a folder that holds other files.
+    have (a model with adapters), and for a folder that holds other files, QuantizedError for other outputs.
     """
     import torch
 
@@ -391,7 +410,7 @@ def save(model, folder: str | Path) -> None:
     folder = Path(folder)
     if model.device.type != "cpu":
         raise ValueError("the copy is compared with the model on the CPU: move the model there first")
-    if folder.exists() and {path.name for path in folder.iterdir()} not in (set(), _FILES):
+    if folder.exists() and {path.name for path in folder.iterdir()} not in (set(), set(_FILES)):
         raise ValueError(f"{folder} holds other files: give a new folder")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
@@ -403,8 +422,15 @@ def save(model, folder: str | Path) -> None:
         (fresh / _MARKER).write_text(json.dumps(marker), encoding="utf-8")
         ids = torch.arange(16).reshape(2, 8) % model.config.vocab_size
         with torch.inference_mode():
-            if not torch.equal(model(ids)[0], load(fresh)(ids)[0]):
-                raise QuantizedError("the saved copy gives other outputs than the model, so it was not kept")
+            copied = load(fresh)
+            if not torch.equal(model(ids)[0], copied(ids)[0]):
+                kinds = {name: type(module).__name__ for name, module in copied.named_modules()}
+                odd = [(n, type(m).__name__) for n, m in model.named_modules() if type(m).__name__ != kinds.get(n)]
+                cause = ": {} is a {}, which config.json does not tell".format(*odd[0]) if odd else ""
+                raise QuantizedError(
+                    f"the saved copy gives other outputs than the model, so it was not kept{cause}. Export the float "
+                    "model, and use onnx_dynamic"
+                )
         if folder.exists():
             folder.replace(Path(scratch) / "old")
         fresh.replace(folder)
@@ -413,19 +439,19 @@ def save(model, folder: str | Path) -> None:
 def load(folder: str | Path):
     """The model that :func:`save` wrote, on the CPU, in eval mode, with the same outputs.
 
-    Raises ValueError for a folder that :func:`save` did not write.
+    Raises ValueError for a folder that :func:`save` did not write, or that is not whole.
     """
     import torch
     import transformers
 
     folder = Path(folder)
+    if missing := [name for name in _FILES if not (folder / name).is_file()]:
+        raise ValueError(f"{folder} has no {missing[0]}: it was not written by quantization.save, or is not whole")
     try:
         marker = json.loads((folder / _MARKER).read_text(encoding="utf-8"))
         way, name = str(marker["way"]), str(marker["class"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"{folder} has no {_MARKER}, or another one: it was not written by quantization.save"
-        ) from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{folder / _MARKER} was not written by quantization.save") from error
     cls = getattr(transformers, name, None)
     if way not in _WAYS or not (isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel)):
         raise ValueError(
@@ -433,7 +459,10 @@ def load(folder: str | Path):
             f"{transformers.__version__} and the ways {', '.join(_WAYS)}"
         )
     skeleton = _WAYS[way](cls(cls.config_class.from_pretrained(folder)).eval()).model
-    with quiet():  # torch remarks on how it stored its own packed weights
-        state = torch.load(folder / "weights.pt", weights_only=True)
+    try:
+        with quiet():  # torch remarks on how it stored its own packed weights
+            state = torch.load(folder / "weights.pt", weights_only=True)
+    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        raise ValueError(f"{folder / 'weights.pt'} is not whole: copy or save the model again") from error
     skeleton.load_state_dict(state, assign=way != "torch_dynamic")
     return skeleton
