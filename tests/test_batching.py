@@ -1,15 +1,18 @@
 """Batches cover every text once, respect their limits, waste little padding, and give results back in order."""
 
+import math
 import random
 
 from helpers import assets
-from helpers.batching import batches, encode, pad, restore
+from helpers.batching import batches, encode, pad, positions, restore
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from transformers import BertConfig, BertModel, RobertaConfig, RobertaModel
 
+SMALL = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8, "vocab_size": 50}
 LENGTHS = [random.Random(1).randint(2, 60) for _ in range(200)]
 
 
@@ -126,3 +129,20 @@ def test_padding_is_on_the_right_with_a_mask(tensors):
     batch = pad(tokenizer, encode(tokenizer, ["a", "a b c", "d"])[0], [1, 2], tensors)
     assert np.asarray(batch["attention_mask"]).tolist() == [[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]
     assert np.asarray(batch["input_ids"])[1, 3:].tolist() == [tokenizer.pad_token_id] * 2
+
+
+@pytest.mark.parametrize(
+    ("model", "most"),
+    [
+        (BertModel(BertConfig(**SMALL, max_position_embeddings=40)), 40),
+        (RobertaModel(RobertaConfig(**SMALL, max_position_embeddings=40)), 38),
+        (torch.nn.Linear(2, 2), math.inf),
+    ],
+)
+def test_positions_are_what_the_model_reads(model, most):
+    assert positions(model) == most
+    if most < math.inf:
+        ids = torch.full((1, most), 5)
+        model(input_ids=ids)
+        with pytest.raises(Exception, match=r"index out of range|must match|size"):
+            model(input_ids=torch.full((1, most + 1), 5))

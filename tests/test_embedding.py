@@ -299,6 +299,16 @@ def test_case_79_a_vocabulary_without_hello(tmp_path):
         check_casing(AutoTokenizer.from_pretrained(folder, do_lower_case=False))
 
 
+def test_a_folder_without_a_vocabulary_is_refused(tmp_path, model):
+    """transformers makes a tokenizer of special tokens for it, to which every word is unknown."""
+    model.save_pretrained(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    assert set(tokenizer.tokenize("hello world")) == {"[UNK]"}
+    for call in (lambda: check_casing(tokenizer), lambda: embed(["hello"], model, tokenizer)):
+        with pytest.raises(ValueError, match=r"holds no words.*tokenizer.save_pretrained"):
+            call()
+
+
 # Sentences
 
 

@@ -3,11 +3,23 @@
 Used by every notebook that runs more than a handful of sentences (00, 01, 04 to 08).
 """
 
+import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 MAX_LENGTH = 128  # tokens at which the classifiers here cut a text
+
+
+def positions(model) -> float:
+    """The most tokens of a text that a model of transformers reads; infinity if it has no table of positions.
+
+    RoBERTa and its kin count from the padding's number on: positions up to it are no token's.
+    """
+    named = (module for name, module in model.named_modules() if name.endswith("position_embeddings"))
+    tables = [module for module in named if hasattr(module, "num_embeddings")]
+    unused = (0 if table.padding_idx is None else table.padding_idx + 1 for table in tables)
+    return min((table.num_embeddings - less for table, less in zip(tables, unused, strict=True)), default=math.inf)
 
 
 def encode(tokenizer, texts: Iterable, max_length: int = MAX_LENGTH) -> tuple[dict[str, list], list[int]]:

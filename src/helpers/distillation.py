@@ -215,15 +215,6 @@ def accepted_inputs(model: nn.Module, encoding: Mapping) -> dict:
     return accepted
 
 
-def _tokens(model: nn.Module, max_length: int = batching.MAX_LENGTH) -> int:
-    """How many tokens of a text a model reads: ``max_length``, or fewer if it has fewer positions."""
-    named = (module for name, module in model.named_modules() if name.endswith("position_embeddings"))
-    tables = [module for module in named if isinstance(module, nn.Embedding)]
-    # RoBERTa and its kin count positions from the padding's number on: those up to it are no token's.
-    unused = (0 if table.padding_idx is None else table.padding_idx + 1 for table in tables)
-    return min([max_length, *(len(table.weight) - less for table, less in zip(tables, unused, strict=True))])
-
-
 def _logits(model: nn.Module, tokenizer, encoded: dict[str, list], rows: Sequence[int]) -> torch.Tensor:
     """The model's logits (rows, labels) for some rows of an encoding, padded to the longest."""
     batch = batching.pad(tokenizer, encoded, rows).to(next(model.parameters()).device)
@@ -242,7 +233,7 @@ def predict(model: nn.Module, tokenizer, texts: Iterable, max_tokens: int = 1024
     or at what the model can read. Raises ValueError for other models than classifiers of whole texts, and what
     :func:`helpers.batching.encode` raises.
     """
-    encoded, lengths = batching.encode(tokenizer, texts, _tokens(model))
+    encoded, lengths = batching.encode(tokenizer, texts, min(batching.MAX_LENGTH, batching.positions(model)))
     groups, results = batching.batches(lengths, max_tokens=max_tokens), []
     before = {module: module.training for module in model.modules()}
     try:
@@ -321,7 +312,7 @@ def check_pair(teacher: nn.Module, student: nn.Module, tokenizer, student_tokeni
         raise ValueError(
             "the vocabularies are the same, the tokenizers are not: compare their lower-casing, accents, special tokens"
         )
-    reads = [_tokens(model) for model in (teacher, student)]
+    reads = [min(batching.MAX_LENGTH, batching.positions(model)) for model in (teacher, student)]
     if reads[0] != reads[1]:
         raise ValueError(
             f"the teacher reads {reads[0]} tokens of a text, the student {reads[1]}: give both as many positions"
@@ -487,7 +478,7 @@ def train(
     HF_HUB_DISABLE_PROGRESS_BARS. Returns the loss of every step and leaves the model in eval mode, come what may.
     """
     trained = _trainable(model, epochs=epochs, batch_size=batch_size)
-    encoded, lengths = batching.encode(tokenizer, texts, _tokens(model, max_length))
+    encoded, lengths = batching.encode(tokenizer, texts, min(max_length, batching.positions(model)))
     shuffled = torch.Generator().manual_seed(seed)
     torch.manual_seed(seed)  # dropout
     optimizer = torch.optim.AdamW(trained, lr=lr, weight_decay=0.01)

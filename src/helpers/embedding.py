@@ -138,10 +138,11 @@ def stream(
         convert it yourself once, or say "float32"
     report: is filled in on the way
 
-    Raises TypeError for what is no text, ValueError for wrong options, for the tokenizer of another model, and for a
-    model that computes its first token only.
+    Raises TypeError for what is no text, ValueError for wrong options, for the tokenizer of another model or one
+    without words, and for a model that computes its first token only.
     """
-    limit = min(getattr(model.config, "max_position_embeddings", 512), tokenizer.model_max_length)
+    known = getattr(model.config, "max_position_embeddings", 512)
+    limit = min(known, batching.positions(model), tokenizer.model_max_length)
     if isinstance(texts, NO_LISTS):
         raise TypeError(f"texts is of type {type(texts).__name__}: give a list of texts, or one column of a table")
     max_length = limit if max_length is None else max_length
@@ -150,6 +151,7 @@ def stream(
     if len(tokenizer) > model.config.vocab_size:
         sizes = f"the tokenizer knows {len(tokenizer):,} tokens, the model {model.config.vocab_size:,}"
         raise ValueError(f"{sizes}: load both under one name. A wrong pair seldom gives an error, only wrong vectors")
+    _require_words(tokenizer)
     (body, device), report, texts, waiting = _prepare(model, precision), report or Report(), iter(texts), None
     report.device, report.dtype = device.type, str(next(body.parameters()).dtype)[6:]
     while chunk := list(itertools.islice(texts, CHUNK)):
@@ -234,11 +236,22 @@ def embed(texts: Iterable[str], model: nn.Module, tokenizer, *, progress: bool =
     return Embedded(vectors, report)
 
 
+def _require_words(tokenizer) -> None:
+    """Raises ValueError if there is nothing in the vocabulary but special tokens."""
+    if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
+        raise ValueError(
+            "the vocabulary holds no words, so every word becomes unknown: the folder that it was loaded from has no "
+            "vocabulary file. Save the tokenizer beside the model (tokenizer.save_pretrained)"
+        )
+
+
 def check_casing(tokenizer) -> str:
     """Says whether a vocabulary is "cased" or "uncased"; ValueError if its tokenizer treats it as the other.
 
-    That happens where a repository has no tokenizer settings: the default lower-cases everything.
+    That happens where a repository has no tokenizer settings: the default lower-cases everything. ValueError as well
+    for a vocabulary without words.
     """
+    _require_words(tokenizer)
     added = {*tokenizer.get_added_vocab(), *tokenizer.all_special_tokens}  # found before anything is lower-cased
     words = sorted(word for word in tokenizer.get_vocab() if word not in added)
     capitals = [word for word in words if word.lower() != word]

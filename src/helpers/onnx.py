@@ -139,13 +139,6 @@ def _accepted(model) -> list[str]:
     return list(inspect.signature(model.forward).parameters)
 
 
-def _longest(model) -> int:
-    """The most tokens that a model reads: RoBERTa and its kin count positions from behind their padding's id on."""
-    tables = [module for name, module in model.named_modules() if name.endswith("position_embeddings")]
-    unused = [table.padding_idx + 1 for table in tables if getattr(table, "padding_idx", None) is not None]
-    return model.config.max_position_embeddings - max(unused, default=0)
-
-
 def export(
     model,
     path: str | Path,
@@ -390,7 +383,7 @@ def parity(model, session, *, batches: Sequence[int] = (1, 2, 5), lengths: Seque
         raise ValueError(f"batches and lengths are numbers from 1 on, not {batches} and {lengths}")
     rows, names, rng = [], _accepted(model), np.random.default_rng(0)
     device, mode = next(model.parameters()).device, "train" if model.training else "eval"
-    limit, segments = _longest(model), getattr(model.config, "type_vocab_size", 2) > 1
+    limit, segments = batching.positions(model), getattr(model.config, "type_vocab_size", 2) > 1
     for batch in batches:
         for length in sorted({min(length, limit) for length in lengths}):
             inputs = two_segments(batch, length, model.config.vocab_size, rng)
