@@ -97,16 +97,16 @@ def test_table_names_and_figures(short_blocks):
     assert {value: timing._figures(value) for value in figures} == figures
 
 
-def test_plot_says_what_it_shows(short_blocks, monkeypatch):
+def test_plot_says_what_it_shows(monkeypatch):
     from helpers import plots
 
     shown = []
     monkeypatch.setattr(plots, "show", lambda fig, alt: shown.append(plots.html(fig, alt) and alt))
-    result = timing.compare({"once": (lambda n: work(1), 5), "thrice": (lambda n: work(3), 5)})
+    result = comparison_of({"one": [1e-3] * 6, "three": [3e-3] * 6})
     result.plot()
-    result.plot("Thrice takes longer.")
-    assert result.verdict("once", "thrice") in shown[0]
-    assert shown[1] == "Thrice takes longer."
+    result.plot("Three takes longer.")
+    assert "one 1.00 ms, three 3.00 ms; three took 3.00 times as long as one" in shown[0]
+    assert shown[1] == "Three takes longer."
 
 
 def test_other_programs_are_reported(monkeypatch):
