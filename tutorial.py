@@ -27,14 +27,17 @@ from pathlib import Path
 USAGE = """\
 usage: python3 tutorial.py COMMAND [options]
 
-  lab [--no-browser] [--port N]   open the tutorial in JupyterLab
+  lab [--no-browser] [--port N]   open the tutorial in JupyterLab (takes its other options, too)
   test                            check that everything works here (installs the test tools too)
   doctor                          what this machine can run, and what to do about the rest
   fetch                           download the models and texts ahead of time
   bench                           measure this machine
+  gpu-report                      measure this machine's CUDA card
+  train-teacher, train-student    make the tutorial's own weights again
 
 The first run makes the folder .venv and installs everything in it; later runs start at once."""
 
+COMMANDS = ("lab", "test", "doctor", "fetch", "bench", "gpu-report", "train-teacher", "train-student")
 ROOT = Path(__file__).resolve().parent
 VENV = ROOT / ".venv"
 STAMP, LOCK, LOG = VENV / "tutorial.json", VENV / "tutorial.lock", VENV / "tutorial-pip.log"
@@ -275,7 +278,7 @@ def main(arguments):
         print(USAGE)
         return 0
     problem = python_problem("{}.{}".format(*sys.version_info))
-    if problem or arguments[0].startswith("-"):
+    if problem or arguments[0] not in COMMANDS:
         print(problem or f"{arguments[0]} is no command.\n\n{USAGE}", file=sys.stderr)
         return 1 if problem else 2
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that `step` ends its child

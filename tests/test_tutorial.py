@@ -10,6 +10,7 @@ import errno
 import importlib.util
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -274,8 +275,17 @@ def test_usage_installs_nothing(mini):
         code, out, _ = mini.run(*arguments)
         assert code == 0
         assert "usage: python3 tutorial.py" in out
-    assert mini.run("--port")[0] == 2
+    for mistyped in ("--port", "dcotor"):
+        code, _, error = mini.run(mistyped)
+        assert code == 2
+        assert error.startswith(f"{mistyped} is no command.")
     assert not (mini.folder / ".venv").exists()
+
+
+def test_the_commands_are_those_of_the_package(tutorial):
+    found = subprocess.run([sys.executable, "-m", "helpers", "--help"], capture_output=True, text=True, check=True)
+    assert set(re.search(r"{(.*?)}", found.stdout, re.DOTALL)[1].split(",")) == set(tutorial.COMMANDS)
+    assert all(command in tutorial.USAGE for command in tutorial.COMMANDS)
 
 
 def in_folder(tutorial, monkeypatch, folder):

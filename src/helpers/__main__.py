@@ -14,6 +14,10 @@ START = "notebooks/00_start_here.ipynb"
 
 def lab(rest: list[str]) -> int:
     """Fetch what the lessons load, then open JupyterLab at the first notebook; further options go to JupyterLab."""
+    allowed = any(option.startswith(("--allow-root", "--ServerApp.allow_root")) for option in rest)
+    if hasattr(os, "geteuid") and os.geteuid() == 0 and not allowed:
+        print("As root, as in many containers, JupyterLab only starts with --allow-root: add it.", file=sys.stderr)
+        return 1
     status = fetch([])
     if status:
         print("The notebooks that need what is missing will say so; the others run.")
@@ -59,16 +63,18 @@ def fetch(names: list[str]) -> int:
     return 0
 
 
-def train_student(name: str) -> int:
-    """Train one of notebook 06's students anew; 0 if it is stored at the end."""
+def train(name: str | None) -> int:
+    """Train one of notebook 06's students anew, or without a name their teacher; 0 if it is stored at the end."""
     from . import assets, recipes
 
     try:
-        record = recipes.train_student(name)
+        if name is None:
+            print(recipes.train_teacher())
+        else:
+            print("\n".join(f"{key:24} {value}" for key, value in recipes.train_student(name).items()))
     except (assets.AssetError, ValueError) as error:  # no MiniLM or no texts; no such name
         print(error, file=sys.stderr)
         return 1
-    print("\n".join(f"{key:24} {value}" for key, value in record.items()))
     return 0
 
 
@@ -76,15 +82,17 @@ def main(argv: list[str] | None = None) -> int:
     """Parse the command line and run the command; returns its exit status."""
     parser = argparse.ArgumentParser(prog="python -m helpers", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("lab", help="open JupyterLab (options such as --no-browser and --port are passed on to it)")
+    commands.add_parser("lab", help="open JupyterLab (--no-browser, --port 8889 and its other options are passed on)")
     commands.add_parser("test", help="run all tests (options are passed on to pytest)")
     commands.add_parser("doctor", help="is this machine ready, and for which notebooks?")
     getter = commands.add_parser("fetch", help="get models and texts ahead")
     getter.add_argument("names", nargs="*", help="names from the catalogue; default: all that the lessons load")
     measure = commands.add_parser("bench", help="measure everything the tutorial claims, on this machine")
     measure.add_argument("--quick", action="store_true", help="a smaller run of every part, to see that it works")
-    measure.add_argument("--only", action="append", metavar="PART", help="run this part only (may be repeated)")
-    measure.add_argument("--json", type=Path, metavar="FILE", help="write every number to this file")
+    measure.add_argument(
+        "--only", action="append", metavar="PART", help="run this part only (may be repeated): notebooks, memory, ..."
+    )
+    measure.add_argument("--json", type=Path, metavar="FILE", help="write every number to this file; parts in it stay")
     reporter = commands.add_parser("gpu-report", help="measure what this machine's CUDA card does (under 8 minutes)")
     reporter.add_argument("--json", type=Path, metavar="FILE", help="write it here, not into the package")
     student = commands.add_parser("train-student", help="train a student of notebook 06 anew: 7 to 10 minutes")
@@ -98,12 +106,9 @@ def main(argv: list[str] | None = None) -> int:
     if options.command == "fetch":
         return fetch(options.names)
     if options.command == "train-teacher":
-        from . import recipes
-
-        print(recipes.train_teacher())
-        return 0
+        return train(None)
     if options.command == "train-student":
-        return train_student(options.name)
+        return train(options.name)
     if options.command == "doctor":
         from . import doctor
 
