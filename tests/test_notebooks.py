@@ -2,6 +2,7 @@
 
 import json
 import sys
+import textwrap
 
 from helpers import lessons
 from strict_nbval import LESSONS, UNREACHABLE, run_strictly
@@ -44,3 +45,19 @@ def test_case_87_a_kernel_that_dies_is_noticed_soon(tmp_path):
     run = lessons.measure([*command, str(path)], timeout=60, cwd=lessons.ROOT)
     assert run.status not in (0, -9)
     assert run.seconds < 50
+
+
+def test_memory_counts_children_but_no_fork_on_its_way_to_a_program():
+    """Between fork and exec, a child shows its parent's memory as its own; on a busy machine that takes a while."""
+    script = """
+        import os, subprocess, sys, time
+        mine = b"1" * 300_000_000
+        if os.fork() == 0:
+            time.sleep(0.5)
+            os.execv(sys.executable, [sys.executable, "-c", "import time; more = b'1' * 200_000_000; time.sleep(0.5)"])
+        os.wait()
+    """
+    command = [sys.executable, "-c", f"# ipykernel\n{textwrap.dedent(script)}"]
+    run = lessons.measure([sys.executable, "-c", f"import subprocess; subprocess.run({command!r}, check=True)"])
+    assert run.status == 0, run.output
+    assert 500e6 < run.peak < 580e6

@@ -73,10 +73,17 @@ def _kernels_memory(root: psutil.Process) -> int:
     total = 0
     for process in family.values():
         try:
-            total += process.memory_info().rss
+            total += 0 if _starting(process) else process.memory_info().rss
         except psutil.Error:
             continue
     return total
+
+
+def _starting(process: psutil.Process) -> bool:
+    """Whether a process was forked just now and runs no program of its own yet: its memory is still its parent's."""
+    parent = process.parent()
+    # Two seconds, since psutil's start of a process can be one too early: it counts from a boot time in whole seconds.
+    return bool(parent) and process.cmdline() == parent.cmdline() and time.time() - process.create_time() < 2
 
 
 def measure(command: list[str], timeout: float = 600, **popen) -> Run:
