@@ -316,7 +316,7 @@ def test_cases_55_and_56_pytorch_is_as_fast_beside_onnx_runtime_as_alone(onnx_se
 # ---- arms in processes of their own
 
 
-def busy(repeats, log=None, size=0, value=1):
+def sleeper(repeats, log=None, size=0, value=1):
     import atexit
     import os
     import pathlib
@@ -342,8 +342,8 @@ def busy(repeats, log=None, size=0, value=1):
 def test_isolated_arms_run_one_at_a_time_in_turns(tmp_path):
     log = str(tmp_path / "log")
     arms = {
-        "once": (busy, {"repeats": 1, "log": log}),
-        "twice": (busy, {"repeats": 2, "log": log, "size": 300_000_000}),
+        "once": (sleeper, {"repeats": 1, "log": log}),
+        "twice": (sleeper, {"repeats": 2, "log": log, "size": 300_000_000}),
     }
     result = timing.compare(arms, isolate=True, threads=1)
     assert 1.5 < result.ratio("twice", "once").value < 2.7
@@ -377,9 +377,12 @@ def other_inputs():
 
 
 def test_isolated_arms_with_differing_inputs_are_refused():
-    for other, how in (((busy, {"repeats": 1, "value": 2}), "differ in input 'value'"), (other_inputs, "do not both")):
+    for other, how in (
+        ((sleeper, {"repeats": 1, "value": 2}), "differ in input 'value'"),
+        (other_inputs, "do not both"),
+    ):
         with pytest.raises(ValueError, match=f"'a' and 'b' {how}"):
-            timing.compare({"a": (busy, {"repeats": 1}), "b": other}, isolate=True, rounds=6, passes=1)
+            timing.compare({"a": (sleeper, {"repeats": 1}), "b": other}, isolate=True, rounds=6, passes=1)
 
 
 def fails_to_load():
