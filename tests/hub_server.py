@@ -18,7 +18,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from helpers.assets import CATALOGUE
+from helpers.models.catalogue import CATALOGUE
 
 MODES = ("404", "429", "500", "cut", "stall", "silent")
 LARGE = 100_000  # bytes from which a file is stored the hub's way for large files: SHA-256 etag, redirect
@@ -33,19 +33,25 @@ class HubServer:
     headers). A server that refuses connections is one whose ``with`` block has ended.
     """
 
-    def __init__(self, repos: dict[str, Path] | None = None, packages: Path | None = None, port: int = 0):
+    def __init__(
+        self, repos: dict[str, Path] | None = None, packages: Path | None = None, port: int = 0
+    ):
         self.repos = {hub_id: Path(folder) for hub_id, folder in (repos or {}).items()}
         self.packages = packages
         self.requests: list[tuple[str, str, dict]] = []
         self.rules: list[list] = []
         self.closing = threading.Event()
         self.digests: dict[Path, tuple[str, str]] = {}
-        self.server = ThreadingHTTPServer(("127.0.0.1", port), type("Handler", (_Handler,), {"hub": self}))
+        self.server = ThreadingHTTPServer(
+            ("127.0.0.1", port), type("Handler", (_Handler,), {"hub": self})
+        )
         self.server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self.server.server_port}"
 
     def __enter__(self):
-        threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+        threading.Thread(
+            target=self.server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True
+        ).start()
         return self
 
     def __exit__(self, *_):
@@ -76,7 +82,9 @@ class HubServer:
             content = file.read_bytes()
             git = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
             large = len(content) >= LARGE or file.suffix in (".safetensors", ".bin")
-            self.digests[file] = (hashlib.sha256(content).hexdigest(), True) if large else (git, False)
+            self.digests[file] = (
+                (hashlib.sha256(content).hexdigest(), True) if large else (git, False)
+            )
         return self.digests[file]
 
 
@@ -99,7 +107,9 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
         elif self.mode in ("404", "429", "500"):
             self.answer(int(self.mode), b"", {"Retry-After": "30"} if self.mode == "429" else {})
-        elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/(revision|tree)/([^/]+).*)?", path):
+        elif match := re.fullmatch(
+            r"/api/models/([^/]+/[^/]+)(?:/(revision|tree)/([^/]+).*)?", path
+        ):
             self.api(*match.groups())
         elif match := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
             self.resolve(*match.groups())
@@ -107,7 +117,11 @@ class _Handler(BaseHTTPRequestHandler):
             self.file(self.hub.repos[match[1]] / match[2], {})
         elif (match := re.fullmatch(r"/simple/([^/]+)/?", path)) and self.hub.packages:
             name = re.escape(match[1]).replace(r"\-", "[-_.]")
-            found = [f.name for f in self.hub.packages.iterdir() if re.match(name + "-", f.name, re.IGNORECASE)]
+            found = [
+                f.name
+                for f in self.hub.packages.iterdir()
+                if re.match(name + "-", f.name, re.IGNORECASE)
+            ]
             page = "".join(f'<a href="/packages/{file}">{file}</a>' for file in found)
             self.answer(200 if found else 404, page.encode(), {"Content-Type": "text/html"})
         elif path.startswith("/packages/") and self.hub.packages:
@@ -134,9 +148,16 @@ class _Handler(BaseHTTPRequestHandler):
             etags = [self.hub.etag(file)[0] for file in files]
             sizes = [file.stat().st_size for file in files]
             rows = zip(names, sizes, etags, strict=True)
-            answer = [{"type": "file", "path": name, "size": size, "oid": etag} for name, size, etag in rows]
+            answer = [
+                {"type": "file", "path": name, "size": size, "oid": etag}
+                for name, size, etag in rows
+            ]
         else:
-            answer = {"id": hub_id, "sha": self.hub.revision(hub_id), "siblings": [{"rfilename": n} for n in names]}
+            answer = {
+                "id": hub_id,
+                "sha": self.hub.revision(hub_id),
+                "siblings": [{"rfilename": n} for n in names],
+            }
         self.answer(200, json.dumps(answer).encode(), {"Content-Type": "application/json"})
 
     def resolve(self, hub_id: str, revision: str, name: str):
@@ -153,7 +174,11 @@ class _Handler(BaseHTTPRequestHandler):
         size = (folder / name).stat().st_size
         # Another host name, as on the hub: whoever sends the user's token there has a bug.
         place = f"http://localhost:{self.hub.server.server_port}/large/{hub_id}/{name}"
-        self.answer(302, b"", commit | {"X-Linked-ETag": f'"{etag}"', "X-Linked-Size": str(size), "Location": place})
+        self.answer(
+            302,
+            b"",
+            commit | {"X-Linked-ETag": f'"{etag}"', "X-Linked-Size": str(size), "Location": place},
+        )
 
     def file(self, path: Path, headers: dict):
         if not path.is_file():
@@ -162,7 +187,9 @@ class _Handler(BaseHTTPRequestHandler):
         content, status = path.read_bytes(), 200
         if match := re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", "")):
             start, status = int(match[1]), 206
-            headers = headers | {"Content-Range": f"bytes {start}-{len(content) - 1}/{len(content)}"}
+            headers = headers | {
+                "Content-Range": f"bytes {start}-{len(content) - 1}/{len(content)}"
+            }
             content = content[start:]
         self.answer(status, content, headers | {"Accept-Ranges": "bytes"})
 
@@ -180,13 +207,21 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--repo", action="append", default=[], metavar="HUB_ID=FOLDER")
-    parser.add_argument("--packages", type=Path, metavar="FOLDER", help="serve its archives as a package index")
-    parser.add_argument("--misbehave", action="append", default=[], metavar="PATTERN=MODE", help=", ".join(MODES))
+    parser.add_argument(
+        "--packages", type=Path, metavar="FOLDER", help="serve its archives as a package index"
+    )
+    parser.add_argument(
+        "--misbehave", action="append", default=[], metavar="PATTERN=MODE", help=", ".join(MODES)
+    )
     parser.add_argument("--port", type=int, default=0)
     options = parser.parse_args()
-    with HubServer(dict(repo.split("=", 1) for repo in options.repo), options.packages, options.port) as server:
+    with HubServer(
+        dict(repo.split("=", 1) for repo in options.repo), options.packages, options.port
+    ) as server:
         for rule in options.misbehave:
             server.misbehave(*rule.rsplit("=", 1))
         print(server.url, flush=True)

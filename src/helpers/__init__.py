@@ -26,9 +26,13 @@ def _quiet_start() -> None:
     # transformers imports torchao when it is there; on a CPU build torchao then reports its missing CUDA libraries
     # ("Failed to load ..."), and torch remarks on torchao's enums. Neither says anything about the reader's code.
     logging.getLogger("torchao").setLevel(logging.ERROR)
-    logging.getLogger("torch.utils._pytree").addFilter(lambda record: "register_constant" not in record.getMessage())
+    logging.getLogger("torch.utils._pytree").addFilter(
+        lambda record: "register_constant" not in record.getMessage()
+    )
     # peft asks transformers by an old name whether checkpointing is on.
-    warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
+    warnings.filterwarnings(
+        "ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning
+    )
 
 
 _quiet_start()

@@ -8,9 +8,15 @@ import torch
 
 
 @exercise
-def check_00_1(answer: tuple[str, str], classify: Callable[[list[str]], torch.Tensor]) -> str | None:
+def check_00_1(
+    answer: tuple[str, str], classify: Callable[[list[str]], torch.Tensor]
+) -> str | None:
     """A sentence of at least three words with the label a person gives it, which `classify` gets wrong."""
-    if not (isinstance(answer, tuple | list) and len(answer) == 2 and answer[1] in ("positive", "negative")):
+    if not (
+        isinstance(answer, tuple | list)
+        and len(answer) == 2
+        and answer[1] in ("positive", "negative")
+    ):
         return 'the answer is a pair: (a sentence, "positive" or "negative")'
     sentence, label = answer
     if not isinstance(sentence, str) or len(sentence.split()) < 3:
@@ -29,7 +35,11 @@ def check_00_2(answer: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> 
     hidden[0, 3:] = -0.5  # larger than every real token of the first text
     before = hidden.clone()
     result = answer(hidden, mask)
-    if hasattr(result, "indices") and hasattr(result, "values") and not isinstance(result, torch.Tensor):
+    if (
+        hasattr(result, "indices")
+        and hasattr(result, "values")
+        and not isinstance(result, torch.Tensor)
+    ):
         return ".max(dim=1) gives values and positions: use .amax(dim=1), or .values of it"
     if not isinstance(result, torch.Tensor) or result.shape != (2, 3):
         return f"the result should be a tensor of shape (2, 3), not {getattr(result, 'shape', type(result).__name__)}"

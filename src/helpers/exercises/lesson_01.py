@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from helpers import placement
 from helpers.exercises import exercise
+from helpers.lessons import placement
 
 import torch
 from torch import nn
@@ -45,7 +45,13 @@ def check_01_2(answer: Callable[[Any, Any], Any]) -> str | None:
     def made():
         ids = torch.tensor([[1, 2]])
         encodings = [BatchEncoding({"input_ids": ids})]
-        return {"encodings": encodings, "pair": (ids, None), "list": [ids], "name": "cuda", "label": ids[0]}
+        return {
+            "encodings": encodings,
+            "pair": (ids, None),
+            "list": [ids],
+            "name": "cuda",
+            "label": ids[0],
+        }
 
     old = made()
     new = answer(old, "meta")
@@ -74,8 +80,12 @@ def check_01_2(answer: Callable[[Any, Any], Any]) -> str | None:
                 hint = "a BatchEncoding is a UserDict, not a dict, so isinstance(thing, dict) misses it"
             return f"{name} is still on {tensor.device}: {hint}"
     if old["encodings"][0]["input_ids"].device.type != "cpu":
-        return "the old BatchEncoding has moved as well: its .to() works in place, so make a new one"
-    if any(tensor.device.type != "cpu" for tensor in (old["label"], old["pair"][0], old["list"][0])):
+        return (
+            "the old BatchEncoding has moved as well: its .to() works in place, so make a new one"
+        )
+    if any(
+        tensor.device.type != "cpu" for tensor in (old["label"], old["pair"][0], old["list"][0])
+    ):
         return "the old dict, tuple or list has been changed: build a new one"
     return None
 
@@ -97,7 +107,10 @@ def check_01_3(answer: Callable[[nn.Module, Any], torch.optim.Optimizer]) -> str
             "build the optimizer"
         )
     model = nn.Linear(4, 2)
-    optimizer, before = answer(model, "cpu"), [parameter.detach().clone() for parameter in model.parameters()]
+    optimizer, before = (
+        answer(model, "cpu"),
+        [parameter.detach().clone() for parameter in model.parameters()],
+    )
     model(torch.ones(1, 4)).sum().backward()
     optimizer.step()
     if any(torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True)):

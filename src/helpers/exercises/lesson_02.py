@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from helpers import memory
 from helpers.exercises import exercise
+from helpers.lessons import memory
 
 import torch
 from torch import nn
@@ -12,7 +12,13 @@ from transformers import BertConfig, BertForSequenceClassification
 
 
 def _tiny_classifier() -> nn.Module:
-    config = BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, vocab_size=50)
+    config = BertConfig(
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        vocab_size=50,
+    )
     torch.manual_seed(0)
     return BertForSequenceClassification(config)
 
@@ -24,10 +30,12 @@ def check_02_1(answer: dict[str, Any]) -> str | None:
         return f'the answer is a dict of options, such as {{"batch": 16}}, not a {type(answer).__name__}'
     options = {"batch": 32, "accumulate": 1, "length": 512} | answer
     if options["length"] != 512 or options["batch"] * options["accumulate"] != 32:
-        return (
-            f"that is {options['batch']} x {options['accumulate']} texts of {options['length']} tokens, not 32 of 512"
-        )
-    if options.get("freeze") is not None or options.get("lora") or options.get("mode", "training") != "training":
+        return f"that is {options['batch']} x {options['accumulate']} texts of {options['length']} tokens, not 32 of 512"
+    if (
+        options.get("freeze") is not None
+        or options.get("lora")
+        or options.get("mode", "training") != "training"
+    ):
         return "not every parameter of the model is trained"
     if (
         str(options.get("dtype", "float32")) not in ("float32", "torch.float32")
@@ -47,7 +55,10 @@ def check_02_2(answer: Callable[[nn.Module, list[dict]], Any]) -> str | None:
     ids, labels = torch.arange(24).reshape(6, 4), torch.tensor([0, 1, 1, 0, 1, 1])
     whole, pieces = _tiny_classifier().eval(), _tiny_classifier().eval()
     whole(input_ids=ids, labels=labels).loss.backward()
-    alive, most = [], []  # texts whose activations wait for backward(), now and at every forward pass
+    alive, most = (
+        [],
+        [],
+    )  # texts whose activations wait for backward(), now and at every forward pass
     pieces.register_forward_hook(lambda *_: most.append(sum(alive)))
     pieces.bert.embeddings.register_forward_hook(lambda module, args, out: alive.append(len(out)))
     pieces.classifier.bias.register_post_accumulate_grad_hook(lambda parameter: alive.clear())

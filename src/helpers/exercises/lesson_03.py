@@ -33,13 +33,26 @@ def new_classifier() -> BertForSequenceClassification:
 def write_puzzles(folder: str | Path) -> list[Path]:
     """Writes one.pth, two.pth and three.pth into `folder` and returns their paths. Reading on here gives them away."""
     paths = [Path(folder) / f"{number}.pth" for number in ("one", "two", "three")]
-    partly = {name.replace("encoder.", "encoder._orig_mod."): value for name, value in _right(1).state_dict().items()}
+    partly = {
+        name.replace("encoder.", "encoder._orig_mod."): value
+        for name, value in _right(1).state_dict().items()
+    }
     torch.save(partly, paths[0])
     last, best = new_model(20).state_dict(), _right(2).state_dict()
-    torch.save({"last": last, "best": best, "options": argparse.Namespace(lr=2e-5, select="best")}, paths[1])
-    turned = {name: value.T.contiguous() if _turned(name) else value for name, value in _right(3).state_dict().items()}
     torch.save(
-        {"bert." + name.replace("LayerNorm.weight", "LayerNorm.gamma"): t for name, t in turned.items()}, paths[2]
+        {"last": last, "best": best, "options": argparse.Namespace(lr=2e-5, select="best")},
+        paths[1],
+    )
+    turned = {
+        name: value.T.contiguous() if _turned(name) else value
+        for name, value in _right(3).state_dict().items()
+    }
+    torch.save(
+        {
+            "bert." + name.replace("LayerNorm.weight", "LayerNorm.gamma"): t
+            for name, t in turned.items()
+        },
+        paths[2],
     )
     return paths
 
@@ -59,7 +72,11 @@ def _fault(answer: nn.Module, number: int) -> str | None:
     right, names = _right(number), dict(answer.named_parameters())
     if names.keys() != dict(right.named_parameters()).keys():
         return "it is another model: build it with lesson_03.new_model"
-    differ = [name for name, value in right.named_parameters() if not torch.equal(value, names[name].float())]
+    differ = [
+        name
+        for name, value in right.named_parameters()
+        if not torch.equal(value, names[name].float())
+    ]
     if 4 * len(differ) > len(names) and number != 3:
         return f"{len(differ)} of {len(names)} weights are not the trained ones; strict=False may have skipped them"
     if differ:
@@ -83,7 +100,11 @@ def check_03_1(answer: nn.Module) -> str | None:
 def check_03_2(answer: nn.Module) -> str | None:
     """The model in two.pth that its owner selected."""
     fault, last = _fault(answer, 2), new_model(20)
-    if fault and isinstance(answer, BertModel) and torch.equal(answer.pooler.dense.weight, last.pooler.dense.weight):
+    if (
+        fault
+        and isinstance(answer, BertModel)
+        and torch.equal(answer.pooler.dense.weight, last.pooler.dense.weight)
+    ):
         return "these are the weights of the last epoch: what do the owner's options say?"
     return fault
 
@@ -94,7 +115,9 @@ def check_03_3(answer: nn.Module) -> str | None:
     fault = _fault(answer, 3)
     if fault and isinstance(answer, BertModel):
         right, got = _right(3).state_dict(), answer.state_dict()
-        square = [name for name in right if _turned(name) and right[name].shape[0] == right[name].shape[1]]
+        square = [
+            name for name in right if _turned(name) and right[name].shape[0] == right[name].shape[1]
+        ]
         if all(torch.equal(right[name].T, got[name]) for name in square):
             return f"{fault}. Square matrices fit either way round, so no error tells of them"
     return fault

@@ -3,8 +3,9 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from helpers import batching, onnx
 from helpers.exercises import exercise
+from helpers.lessons import onnx_export, onnx_inference
+from helpers.models import batching
 
 import numpy as np
 import onnx as onnx_package
@@ -28,7 +29,7 @@ def new_model() -> BertModel:
 def write_puzzle(folder: str | Path) -> Path:
     """Writes puzzle.onnx, the model's file as a colleague exported it. Reading on here gives it away."""
     path = Path(folder) / "puzzle.onnx"
-    onnx.export(new_model(), path)
+    onnx_export.export(new_model(), path)
     file = onnx_package.load(path)
     names = {"attention_mask": "token_type_ids", "token_type_ids": "attention_mask"}
     for node in file.graph.node:
@@ -41,24 +42,28 @@ def _difference(session, give: Callable) -> float:
     """The largest difference from the model on padded batches of two segments; `give` makes what the session gets."""
     worst = 0.0
     for batch, length in ((1, 12), (3, 40)):
-        inputs = onnx.two_segments(batch, length, _CONFIG.vocab_size, np.random.default_rng(batch))
+        inputs = batching.two_segments(
+            batch, length, _CONFIG.vocab_size, np.random.default_rng(batch)
+        )
         with torch.no_grad():
-            right = new_model()(**{name: torch.from_numpy(array) for name, array in inputs.items()})[0].numpy()
-        worst = max(worst, float(np.abs(onnx.run(session, give(inputs)) - right).max()))
+            right = new_model()(
+                **{name: torch.from_numpy(array) for name, array in inputs.items()}
+            )[0].numpy()
+        worst = max(worst, float(np.abs(onnx_inference.run(session, give(inputs)) - right).max()))
     return worst
 
 
 @exercise
 def check_04_1(answer: str | Path) -> str | None:
     """The path of a file of `new_model()` that takes batches of any size and length."""
-    session = onnx.session(answer)
+    session = onnx_inference.session(answer)
     names = [entry.name for entry in session.get_inputs()]
-    if sorted(names) != sorted(onnx.NAMES):
-        return f"its inputs are {names}: it needs {', '.join(onnx.NAMES)}"
+    if sorted(names) != sorted(onnx_export.NAMES):
+        return f"its inputs are {names}: it needs {', '.join(onnx_export.NAMES)}"
     for entry in session.get_inputs():
         if fixed := [size for size in entry.shape if isinstance(size, int)]:
             return f"its input {entry.name} has a fixed size of {fixed[0]}: name both axes in dynamic_shapes"
-    if (difference := _difference(session, dict)) > onnx.TOLERANCE:
+    if (difference := _difference(session, dict)) > onnx_export.TOLERANCE:
         return f"it is {difference:.2f} off the model on padded texts of two segments: is each input in place?"
     return None
 
@@ -66,7 +71,7 @@ def check_04_1(answer: str | Path) -> str | None:
 @exercise
 def check_04_2(answer: Callable, path: str | Path) -> str | None:
     """A function from the tokenizer's arrays, by name, to what puzzle.onnx has to be given, by name."""
-    if (difference := _difference(onnx.session(path), answer)) > onnx.TOLERANCE:
+    if (difference := _difference(onnx_inference.session(path), answer)) > onnx_export.TOLERANCE:
         return f"with it, the file still differs by {difference:.2f} from the model on padded texts of two segments"
     return None
 

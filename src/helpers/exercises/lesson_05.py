@@ -12,7 +12,11 @@ import numpy
 def check_05_1(answer: Callable[[numpy.ndarray, int], tuple[float, int]]) -> str | None:
     """A function (x, bits): scale and zero point of the levels 0 to 2**bits - 1, of which one is exactly zero."""
     even = numpy.linspace(-0.74, 1.86, 401)
-    arrays = {"values of both signs": even, "only positive values": even + 3, "only negative values": even - 3}
+    arrays = {
+        "values of both signs": even,
+        "only positive values": even + 3,
+        "only negative values": even - 3,
+    }
     arrays |= {"equal values": numpy.full(9, 2.5), "zeros": numpy.zeros(9)}
     for name, x in arrays.items():
         for bits in (8, 4, 2):
@@ -32,7 +36,9 @@ def check_05_1(answer: Callable[[numpy.ndarray, int], tuple[float, int]]) -> str
             low, high = min(x.min(), 0), max(x.max(), 0)
             if not 0 <= zero <= top:
                 words = (
-                    "widen the range until it holds zero" if x.min() * x.max() > 0 else "the lowest value is level 0"
+                    "widen the range until it holds zero"
+                    if x.min() * x.max() > 0
+                    else "the lowest value is level 0"
                 )
                 return f"{case} the zero point is {zero:.0f}, which is not one of the levels 0 to {top}: {words}"
             restored = (numpy.clip(numpy.round(x / scale) + zero, 0, top) - zero) * scale
@@ -60,10 +66,14 @@ def _cut(sums):
 def check_05_2(answer: Callable[[numpy.ndarray, numpy.ndarray], int]) -> str | None:
     """A function (activations uint8, weights int8): the sum of products as vpmaddubsw and 32-bit additions give it."""
     random = numpy.random.default_rng(0)
-    cases = [(random.integers(200, 256, 64), numpy.where(random.random(64) < ones, 127, -128)) for ones in (0.8, 0.2)]
+    cases = [
+        (random.integers(200, 256, 64), numpy.where(random.random(64) < ones, 127, -128))
+        for ones in (0.8, 0.2)
+    ]
     cases += [(random.integers(0, 256, 64), random.integers(-128, 128, 64))]
     cases += [
-        (numpy.array([255, 255, 1, 3]), numpy.array(weights)) for weights in ([127, 127, 2, 4], [-128, -128, 0, 5])
+        (numpy.array([255, 255, 1, 3]), numpy.array(weights))
+        for weights in ([127, 127, 2, 4], [-128, -128, 0, 5])
     ]
     cases += [(numpy.array([10, 200]), numpy.array([-3, 7]))]
     for activations, weights in ((a.astype(numpy.uint8), w.astype(numpy.int8)) for a, w in cases):
@@ -78,15 +88,23 @@ def check_05_2(answer: Callable[[numpy.ndarray, numpy.ndarray], int]) -> str | N
         for pair in pairs:
             running = int(_cut(running + pair))
         faults = {
-            int(pairs.sum()): "that is the exact sum. Every single product fits into 16 bits: cut off the sums of two",
+            int(
+                pairs.sum()
+            ): "that is the exact sum. Every single product fits into 16 bits: cut off the sums of two",
             int(_cut(pairs.sum())): "the total is cut off, and the total has 32 bits",
             running: "the total is cut off, again and again, and the total has 32 bits",
-            int(_cut(halves).sum()): "the pairs are neighbours: first and second, third and fourth, ...",
-            int(pairs.astype(numpy.int16).sum()): "the sums wrap around (uint8 times int8 is int16 in NumPy), and the "
+            int(
+                _cut(halves).sum()
+            ): "the pairs are neighbours: first and second, third and fourth, ...",
+            int(
+                pairs.astype(numpy.int16).sum()
+            ): "the sums wrap around (uint8 times int8 is int16 in NumPy), and the "
             "CPU cuts off: compute in int32 first",
         }
         words = faults.get(int(result), "that is no mistake that is known here")
-        return f"for {len(weights)} products it gives {int(result)}, and such a CPU {right}: {words}"
+        return (
+            f"for {len(weights)} products it gives {int(result)}, and such a CPU {right}: {words}"
+        )
     return None
 
 
@@ -111,7 +129,10 @@ def check_05_3(answer: Callable[[list[dict], float], str]) -> str | None:
         (3.0, "static"),
         (9.0, "tiny"),
     ):
-        name, case = answer([dict(row) for row in table], points), f"with {points:.1f} points to lose"
+        name, case = (
+            answer([dict(row) for row in table], points),
+            f"with {points:.1f} points to lose",
+        )
         if not isinstance(name, str) or name not in size:
             return f"it should return a name of the table, not {name!r:.60}"
         if name == right:

@@ -2,20 +2,24 @@
 
 from collections.abc import Callable, Sequence
 
-from helpers import distillation
 from helpers.exercises import exercise
+from helpers.lessons import distillation
 
 import torch
 from torch.nn import functional
 
 
 @exercise
-def check_06_1(answer: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]) -> str | None:
+def check_06_1(
+    answer: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor],
+) -> str | None:
     """A function (student, teacher, mask, temperature): the soft loss of token logits, averaged over real tokens."""
     torch.manual_seed(0)
     student, teacher = (2 * torch.randn(3, 6, 5)).requires_grad_(), 2 * torch.randn(3, 6, 5)
     mask = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0], [1, 1, 0, 0, 0, 0]])
-    right = distillation.distillation_loss(student.detach(), teacher, temperature=2.0, mask=mask).item()
+    right = distillation.distillation_loss(
+        student.detach(), teacher, temperature=2.0, mask=mask
+    ).item()
     result = answer(student, teacher, mask, 2.0)
     if not isinstance(result, torch.Tensor) or result.dim() != 0:
         return f"it should return one number as a tensor, not {getattr(result, 'shape', type(result).__name__)}"
@@ -43,7 +47,9 @@ def check_06_1(answer: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float
 
 
 @exercise
-def check_06_2(answer: Callable[[Sequence[int], Sequence[int], torch.Tensor], torch.Tensor]) -> str | None:
+def check_06_2(
+    answer: Callable[[Sequence[int], Sequence[int], torch.Tensor], torch.Tensor],
+) -> str | None:
     """A function (batch_ids, ids, logits): the teacher's rows for a shuffled batch; logits[i] belongs to ids[i]."""
     ids, logits = [40, 7, 300, 12], torch.tensor([[4.0, 0.0], [0.7, 0.0], [30.0, 0.0], [1.2, 0.0]])
     result = answer([300, 7, 300], ids, logits)
@@ -79,6 +85,9 @@ def check_06_3(answer: Callable[[str, Sequence[int]], str]) -> str | None:
     for name, right in cases.items():
         if (found := answer(name, layers)) != right:
             return f"with the layers {layers}, {name} comes from {right}, not {found}"
-    if answer("bert.encoder.layer.11.output.dense.bias", range(11, -1, -1)) != "bert.encoder.layer.0.output.dense.bias":
+    if (
+        answer("bert.encoder.layer.11.output.dense.bias", range(11, -1, -1))
+        != "bert.encoder.layer.0.output.dense.bias"
+    ):
         return "layer 11 is taken for another: read the whole number"
     return None

@@ -48,7 +48,9 @@ def check_07_1(answer: Callable[[Callable, Callable, Callable], float]) -> str |
     if device.log[first - 1] != "wait":
         return "the warm-up is still computing when the clock starts: wait for it"
     if abs(seconds - 7.001) > 0.01:
-        return f"a call takes 7.00 s on this device, not {seconds:.2f}: divide by the number of calls"
+        return (
+            f"a call takes 7.00 s on this device, not {seconds:.2f}: divide by the number of calls"
+        )
     return None
 
 
@@ -59,25 +61,36 @@ def check_07_2(answer: Callable[[list[int], int], list[list[int]]]) -> str | Non
         ids = [101, *range(1000, 1000 + count), 102]
         windows = answer(list(ids), limit)
         case = f"for {count + 2} ids and a limit of {limit}"
-        if not isinstance(windows, list | tuple) or not all(isinstance(window, list | tuple) for window in windows):
+        if not isinstance(windows, list | tuple) or not all(
+            isinstance(window, list | tuple) for window in windows
+        ):
             return f"{case} it should return a list of lists of ids, not {windows!r:.60}"
         if any(len(window) > limit for window in windows):
             return f"{case} a window has {max(map(len, windows))} ids: [CLS] and [SEP] count, too"
         if any(not len(window) or window[0] != 101 or window[-1] != 102 for window in windows):
-            return f"{case} a window does not begin with [CLS] (ids[0]) and end with [SEP] (ids[-1])"
+            return (
+                f"{case} a window does not begin with [CLS] (ids[0]) and end with [SEP] (ids[-1])"
+            )
         inside = [number for window in windows for number in window[1:-1]]
         if any(number in (101, 102) for number in inside):
             return f"{case} a [CLS] or [SEP] stands in the middle of a window"
         if missing := set(ids[1:-1]) - set(inside):
             return f"{case} {len(missing)} tokens of the text are in no window"
-        if any(list(window[1:-1]) != ids[window[1] - 999 :][: len(window) - 2] for window in windows if window[2:]):
+        if any(
+            list(window[1:-1]) != ids[window[1] - 999 :][: len(window) - 2]
+            for window in windows
+            if window[2:]
+        ):
             return f"{case} a window holds something else than a piece of the text, in its order"
         if not windows:
             return f"{case} there is no window: an empty text would have no vector"
         if count and any(len(window) == 2 for window in windows):
             return f"{case} a window holds no token of the text"
         spans = [(window[1], window[-2]) for window in windows]
-        if any(start <= before or end <= until for (before, until), (start, end) in itertools.pairwise(spans)):
+        if any(
+            start <= before or end <= until
+            for (before, until), (start, end) in itertools.pairwise(spans)
+        ):
             return f"{case} a window has to begin and to end after the one before it (overlap is allowed)"
     return None
 

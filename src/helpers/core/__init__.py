@@ -1,0 +1,1 @@
+"""Plumbing that knows no BERT: the machine, timing, metrics, plots, files, tensors."""

@@ -1,0 +1,18 @@
+"""Progress bars."""
+
+import os
+import sys
+
+
+def is_set(variable: str) -> bool:
+    """Whether an environment variable is switched on, as huggingface_hub reads it."""
+    return os.environ.get(variable, "").upper() in ("1", "ON", "YES", "TRUE")
+
+
+def progress_bar(total: int, *, wanted: bool = True, **style):
+    """A tqdm bar for people: none in a log file, none with HF_HUB_DISABLE_PROGRESS_BARS=1; ``style`` goes to tqdm."""
+    from tqdm import tqdm
+
+    people = sys.stdout.isatty() or type(sys.stdout).__module__ == "ipykernel.iostream"
+    shown = wanted and people and not is_set("HF_HUB_DISABLE_PROGRESS_BARS")
+    return tqdm(total=total, leave=False, file=sys.stdout, disable=not shown, **style)

@@ -1,0 +1,60 @@
+"""The texts: labelled review snippets, unlabelled and scientific sentences."""
+
+import csv
+from pathlib import Path
+
+from helpers.core import files
+from helpers.models.assets import _asset
+from helpers.models.download import _obtain
+
+
+def reviews():
+    """The movie-review snippets as a table: id (int), text, rating (-4 to 4), label (1 = positive), split.
+
+    Snippets whose mean rating by 20 people lies within 0.5 of neutral are left out; 10,072 remain. A row belongs to
+    "test" when its id is divisible by 5 (2,012 rows, 49.9 % positive; 49.6 % overall): the split depends on nothing but
+    the row. Source: Hutto and Gilbert, VADER, ICWSM 2014. SST-2 was built from the same snippets, so a model trained on
+    SST-2 has seen these tests. Raises AssetError if the texts cannot be had.
+    """
+    asset = _asset("reviews")
+    origin = _obtain(asset)
+    table = _rated(origin.folder / list(asset.package.files)[-1])  # the others are for `unlabelled`
+    table = table[table["rating"].abs() >= 0.5].reset_index(drop=True)
+    table["label"] = (table["rating"] > 0).astype(int)
+    table["split"] = ["test" if row % 5 == 0 else "train" for row in table["id"]]
+    table = table[["id", "text", "rating", "label", "split"]]
+    table.attrs["provenance"] = origin
+    return table
+
+
+def unlabelled():
+    """About 13,100 sentences that come without labels here, as a table: id (str), text, source.
+
+    Sources are "tweets", "amazonReviewSnippets" (products) and "nytEditorialSnippets" of the archive that holds the
+    reviews. Raises AssetError if the texts cannot be had.
+    """
+    import pandas as pd
+
+    asset = _asset("reviews")
+    origin, parts = _obtain(asset), []
+    for file in list(asset.package.files)[:-1]:
+        table = _rated(origin.folder / file).astype({"id": str})
+        parts.append(table[["id", "text"]].assign(source=file.removesuffix("_GroundTruth.txt")))
+    table = pd.concat(parts, ignore_index=True)
+    table.attrs["provenance"] = origin
+    return table
+
+
+def _rated(path: Path):
+    """One file of the reviews' archive as a table: id, rating, text."""
+    import pandas as pd
+
+    as_it_is = {"quoting": csv.QUOTE_NONE, "na_filter": False, "encoding": "utf-8"}
+    return pd.read_csv(path, sep="\t", names=["id", "rating", "text"], **as_it_is)
+
+
+def science_sentences():
+    """300 sentences written for this tutorial (their results are invented): id, field (6), role (3), text."""
+    import pandas as pd
+
+    return pd.read_csv(files.DATA / "science.tsv", sep="\t", quoting=3)

@@ -1,0 +1,1 @@
+"""The command line and what authors use: doctor, benchmark, training, storing and checking notebooks."""

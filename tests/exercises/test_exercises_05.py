@@ -1,0 +1,147 @@
+"""Exercises of notebook 05: right answers are right, and each usual mistake is named."""
+
+from helpers import exercises
+
+import numpy
+import pytest
+
+
+def rule(
+    steps=lambda bits: 2**bits - 1, hold_zero=True, rounded=round, lowest=0, one=1.0, clip=False
+):
+    """Variants of the rule for scale and zero point, right by default."""
+
+    def scale_and_zero(x, bits):
+        low, high = (min(x.min(), 0), max(x.max(), 0)) if hold_zero else (x.min(), x.max())
+        scale = (high - low) / steps(bits) or one
+        zero = rounded(-low / scale) + lowest
+        return scale, min(max(zero, 0), 2**bits - 1) if clip else zero
+
+    return scale_and_zero
+
+
+def equal_apart(x, bits):
+    """Equal values as a case of its own: one step is the value."""
+    return (float(x[0]), 0) if x.min() == x.max() > 0 else rule()(x, bits)
+
+
+@pytest.mark.parametrize(
+    ("answer", "verdict"),
+    [
+        (rule(), "correct"),
+        (rule(rounded=lambda z: numpy.float32(numpy.round(z))), "correct"),
+        (equal_apart, "correct"),
+        (rule(steps=lambda bits: 2**bits), "255 steps between them"),
+        (rule(rounded=float), "between two levels"),
+        (rule(rounded=int), "rounded to the nearest"),
+        (rule(lowest=-128), "the lowest value is level 0"),
+        (rule(hold_zero=False), "widen the range until it holds zero"),
+        (
+            rule(hold_zero=False, clip=True),
+            "for only positive values and 8 bits a value comes back wrong",
+        ),
+        (rule(steps=lambda bits: 2 ** (bits - 1) - 1), "comes back wrong"),
+        (rule(one=0.0), "for zeros and 8 bits it raised"),
+        (lambda x, bits: (float("nan"), 0), "the scale is nan"),
+        (lambda x, bits: 0.5, "two things, scale and zero point, not 0.5"),
+    ],
+)
+def test_1_scale_and_zero_point(answer, verdict, capsys):
+    exercises.check_05_1(answer)
+    assert verdict in capsys.readouterr().out
+
+
+def cut(sums, low=-32768):
+    return numpy.clip(sums, low, 32767)
+
+
+def products(activations, weights):
+    return activations.astype(numpy.int32) * weights.astype(numpy.int32)
+
+
+def old_cpu(activations, weights):
+    return cut(products(activations, weights).reshape(-1, 2).sum(axis=1)).sum()
+
+
+def in_a_loop(activations, weights):
+    total = 0
+    for i in range(0, len(weights), 2):
+        pair = int(activations[i]) * int(weights[i]) + int(activations[i + 1]) * int(weights[i + 1])
+        total += max(-32768, min(32767, pair))
+    return total
+
+
+def running(activations, weights):
+    total = 0
+    for pair in products(activations, weights).reshape(-1, 2).sum(axis=1):
+        total = int(cut(total + pair))
+    return total
+
+
+@pytest.mark.parametrize(
+    ("answer", "verdict"),
+    [
+        (old_cpu, "correct"),
+        (in_a_loop, "correct"),
+        (lambda a, w: products(a, w).sum(), "that is the exact sum"),
+        (lambda a, w: cut(products(a, w)).sum(), "cut off the sums of two"),
+        (lambda a, w: cut(products(a, w).sum()), "the total is cut off, and"),
+        (running, "again and again"),
+        (
+            lambda a, w: cut(products(a, w).reshape(2, -1).sum(axis=0)).sum(),
+            "the pairs are neighbours",
+        ),
+        (lambda a, w: cut(a[::2] * w[::2] + a[1::2] * w[1::2]).sum(), "the sums wrap around"),
+        (
+            lambda a, w: cut(products(a, w).reshape(-1, 2).sum(axis=1), -32767).sum(),
+            "no mistake that is known",
+        ),
+        (
+            lambda a, w: cut(products(a, w).reshape(-1, 2).sum(axis=1)),
+            "one number, not an array of shape (32,)",
+        ),
+    ],
+)
+def test_case_59_exercise_2_sums_without_vnni(answer, verdict, capsys):
+    exercises.check_05_2(answer)
+    assert verdict in capsys.readouterr().out
+
+
+def smallest(loss):
+    """The smallest file among those whose loss, a function of a row, is at most max_points."""
+    return lambda table, points: min(
+        (r for r in table if loss(r) <= points), key=lambda r: r["megabytes"]
+    )["name"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "verdict"),
+    [
+        (smallest(lambda row: -row["low"]), "correct"),
+        (
+            smallest(lambda row: -(row["low"] + row["high"]) / 2),
+            "in the middle of its interval only",
+        ),
+        (smallest(lambda row: -row["high"]), "is not safe"),
+        (smallest(lambda row: row["low"]), "is not safe"),
+        (
+            smallest(lambda row: abs(row["low"] + row["high"]) / 2),
+            "in the middle of its interval only",
+        ),
+        (smallest(lambda row: max(abs(row["low"]), abs(row["high"]))), "better is safe and has"),
+        (lambda table, points: max(table, key=lambda row: row["low"])["name"], "is safe and has"),
+        (
+            lambda table, points: next(row["name"] for row in table if -row["low"] <= points),
+            "float32 (91.2 MB) is safe",
+        ),
+        (
+            lambda table, points: smallest(lambda row: -row["low"] + 1e-9)(table, points),
+            "with 0.5 points",
+        ),
+        (lambda table, points: table[0], "a name of the table"),
+        (lambda table, points: None, "a name of the table, not None"),
+    ],
+)
+def test_3_the_bad_end_of_the_interval_counts(answer, verdict, capsys):
+    exercises.check_05_3(answer)
+    assert verdict in capsys.readouterr().out

@@ -1,0 +1,109 @@
+"""Exercises of notebook 06: each mistake is named, right answers are right."""
+
+import re
+
+from helpers import exercises
+from helpers.lessons import distillation
+
+import pytest
+import torch
+from torch.nn import functional
+
+
+def said(capsys, check, answer):
+    check(answer)
+    return capsys.readouterr().out.strip()
+
+
+def token_loss(factor=True, reduction="batchmean", select=True, divisor=None):
+    """Variants of the loss for tokens, right by default."""
+
+    def loss(student, teacher, mask, temperature):
+        divide = {
+            None: 1,
+            "texts": mask.sum() / len(mask),
+            "all": mask.sum() / mask.numel(),
+            "real": 1 / mask.sum(),
+        }
+        real = mask.bool() if select else torch.ones_like(mask).bool()
+        logs = ((logits[real] / temperature).log_softmax(dim=-1) for logits in (student, teacher))
+        value = functional.kl_div(*logs, reduction=reduction, log_target=True) * divide[divisor]
+        return value * (temperature**2 if factor else 1)
+
+    return loss
+
+
+def test_1_the_formula_is_correct(capsys):
+    assert said(capsys, exercises.check_06_1, token_loss()) == "correct"
+
+    def whole(student, teacher, mask, temperature):
+        return distillation.distillation_loss(student, teacher, temperature=temperature, mask=mask)
+
+    assert said(capsys, exercises.check_06_1, whole) == "correct"
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (token_loss(factor=False), "T² is missing"),
+        (token_loss(reduction="mean"), "classes"),
+        (token_loss(reduction="sum"), "not an average"),
+        (token_loss(divisor="texts"), "number of texts"),
+        (token_loss(divisor="all"), "padding included"),
+        (token_loss(select=False), "padding counts"),
+        (token_loss(reduction="sum", select=False, divisor="real"), "padding is in the sum"),
+        (lambda *inputs: token_loss()(*inputs).detach(), "no gradient"),
+        (lambda *inputs: token_loss(reduction="none")(*inputs), "one number"),
+        (lambda *inputs: 2.0, "one number"),
+        (lambda student, *_: (student * float("nan")).sum(), "gives nan"),
+        (lambda *inputs: 7 * token_loss()(*inputs), "the formula"),
+    ],
+)
+def test_1_mistakes_are_named(capsys, answer, words):
+    assert words in said(capsys, exercises.check_06_1, answer)
+
+
+def look_up(batch_ids, ids, logits):
+    return torch.stack([logits[ids.index(key)] for key in batch_ids])
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (look_up, "correct"),
+        (lambda batch, ids, logits: logits[[list(ids).index(key) for key in batch]], "correct"),
+        (lambda batch, ids, logits: logits[: len(batch)], "first rows"),
+        (
+            lambda batch, ids, logits: logits[[i for i, key in enumerate(ids) if key in batch]],
+            "shape (3, 2)",
+        ),
+        (lambda batch, ids, logits: logits[[1, 2, 2]], "gives the rows of [7, 300, 300]"),
+        (
+            lambda batch, ids, logits: logits[
+                [list(ids).index(k) if k in ids else 0 for k in batch]
+            ],
+            "never kept",
+        ),
+    ],
+)
+def test_2_rows_are_found_by_id(capsys, answer, words):
+    assert words in said(capsys, exercises.check_06_2, answer)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "words"),
+    [
+        (r"(?<=layer\.)\d+(?=\.)", "correct"),
+        (r"(?<=layer\.)\d", "layer 11 is taken for another"),
+        (r"(?<=layer)\d+", "comes from bert.encoder.layer.1.output"),
+    ],
+)
+def test_3_the_number_is_replaced_as_a_whole(capsys, pattern, words):
+    def answer(name, layers):
+        return re.sub(pattern, lambda found: str(layers[int(found[0])]), name)
+
+    assert words in said(capsys, exercises.check_06_3, answer)
+
+
+def test_3_a_name_left_as_it_is_is_a_mistake(capsys):
+    assert "comes from" in said(capsys, exercises.check_06_3, lambda name, layers: name)

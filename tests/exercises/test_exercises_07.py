@@ -1,0 +1,138 @@
+"""The checks of notebook 07's exercises say what is wrong with an answer, and "correct" of right ones."""
+
+from helpers import exercises
+
+import pytest
+
+
+def honest(launch, wait, clock):
+    launch()
+    wait()
+    start = clock()
+    for _ in range(3):
+        launch()
+    wait()
+    return (clock() - start) / 3
+
+
+def cold(launch, wait, clock):
+    wait()
+    start = clock()
+    launch()
+    wait()
+    return clock() - start
+
+
+def not_waiting(launch, wait, clock):
+    launch()
+    wait()
+    start = clock()
+    launch()
+    return clock() - start
+
+
+def late(launch, wait, clock):
+    launch()
+    start = clock()
+    launch()
+    wait()
+    return clock() - start
+
+
+@pytest.mark.parametrize(
+    ("answer", "verdict"),
+    [
+        (honest, "correct"),
+        (cold, "starts the device up"),
+        (not_waiting, "still computes"),
+        (late, "warm-up is still computing"),
+        (lambda *_: 7.001, "read twice"),
+        (
+            lambda launch, wait, clock: 3 * honest(launch, wait, clock),
+            "divide by the number of calls",
+        ),
+        (lambda *_: None, "seconds, a number"),
+    ],
+)
+def test_case_82_notebook_07_exercise_1(answer, verdict, capsys):
+    exercises.check_07_1(answer)
+    assert verdict in capsys.readouterr().out
+
+
+def windows(ids, limit, size=None, edges=True):
+    size = size or limit - 2
+    inner = ids[1:-1]
+    parts = [inner[place : place + size] for place in range(0, max(len(inner), 1), size)]
+    return [[ids[0], *part, ids[-1]] if edges else part for part in parts]
+
+
+def overlapping(ids, limit):
+    size, inner = limit - 2, ids[1:-1]
+    starts = range(
+        0, max(len(inner) - size, 0) + 1
+    )  # each window one token further than the one before
+    return [[ids[0], *inner[place : place + size], ids[-1]] for place in starts]
+
+
+@pytest.mark.parametrize(
+    ("answer", "verdict"),
+    [
+        (windows, "correct"),
+        (lambda ids, limit: windows(ids, limit, limit), "[CLS] and [SEP] count"),
+        (lambda ids, limit: windows(ids, limit, edges=False), "does not begin with [CLS]"),
+        (lambda ids, limit: windows(ids, limit)[:1], "are in no window"),
+        (lambda ids, limit: [[101, 101, 1000, 102]], "in the middle of a window"),
+        (lambda ids, limit: ids, "a list of lists"),
+        (overlapping, "correct"),
+        (
+            lambda ids, limit: windows(ids, limit)[::-1],
+            "after the one before it (overlap is allowed)",
+        ),
+        (lambda ids, limit: windows(ids, limit) * 2, "after the one before it"),
+        (
+            lambda ids, limit: windows(ids, limit) + windows(ids, limit, 1),
+            "after the one before it",
+        ),
+        (lambda ids, limit: [*windows(ids, limit), [ids[0], ids[-1]]], "holds no token"),
+        (lambda ids, limit: windows([ids[0], *ids[-2:0:-1], ids[-1]], limit), "in its order"),
+        (lambda ids, limit: [[101, 7, 102], *windows(ids, limit)], "something else than a piece"),
+        (lambda ids, limit: windows(ids, limit) if ids[2:] else [], "there is no window"),
+    ],
+)
+def test_notebook_07_exercise_2(answer, verdict, capsys):
+    exercises.check_07_2(answer)
+    assert verdict in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("answer", "verdict"),
+    [
+        (
+            lambda shards, done, rank, world: [s for s in shards if s not in done][rank::world],
+            "correct",
+        ),
+        (lambda shards, done, rank, world: shards[rank::world], "made again"),
+        (
+            lambda shards, done, rank, world: [s for s in shards[rank::world] if s not in done],
+            "one process has",
+        ),
+        (lambda shards, done, rank, world: [s for s in shards if s not in done], "two processes"),
+        (
+            lambda shards, done, rank, world: [s for s in shards if s not in done][rank : rank + 1],
+            "nobody makes",
+        ),
+        (
+            lambda shards, done, rank, world: [s for s in shards if s not in done][::-1][
+                rank::world
+            ],
+            "correct",
+        ),
+        (
+            lambda shards, done, rank, world: list(set(shards) - done)[rank::world],
+            "a set has another order",
+        ),
+    ],
+)
+def test_notebook_07_exercise_3(answer, verdict, capsys):
+    exercises.check_07_3(answer)
+    assert verdict in capsys.readouterr().out

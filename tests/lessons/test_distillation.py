@@ -1,0 +1,1186 @@
+"""distillation: the loss is its formula, students are true copies, teachers stay as they are, runs resume."""
+
+import copy
+import math
+
+from helpers.lessons import distillation, quantize_torch
+from helpers.models import inspection
+from helpers.widgets import live_curve
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import save_file
+from tokenizers.processors import TemplateProcessing
+from torch import nn
+from torch.nn import functional
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    BertModel,
+    BertTokenizerFast,
+    DistilBertConfig,
+    DistilBertForSequenceClassification,
+    RobertaConfig,
+    RobertaForSequenceClassification,
+)
+
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+WORDS = [*SPECIAL, *"abcdefghijklmnopqrstuvwxyz", "good", "bad", "film", "plot", "cafe"]
+LOSS = distillation.distillation_loss
+DTYPES = (torch.float64, torch.float32)
+
+
+def config(**changes):
+    sizes = {
+        "hidden_size": 32,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 2,
+        "intermediate_size": 64,
+    }
+    names = {"id2label": {0: "negative", 1: "positive"}, "label2id": {"negative": 0, "positive": 1}}
+    return BertConfig(
+        **{"vocab_size": len(WORDS), "max_position_embeddings": 64} | sizes | names | changes
+    )
+
+
+def classifier(**changes):
+    torch.manual_seed(0)
+    model = BertForSequenceClassification(config(**changes)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(
+                0.1 * torch.randn_like(parameter)
+            )  # no weight is 0 or 1, so no mix-up goes unseen
+        model.classifier.weight.mul_(10)
+    return model
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    file = tmp_path_factory.mktemp("words") / "vocab.txt"
+    file.write_text("\n".join(WORDS), encoding="utf-8")
+    return BertTokenizerFast.from_pretrained(file.parent)
+
+
+@pytest.fixture
+def examples():
+    texts = [
+        f"{word} {other} film" for word in "abcdefgh" for other in ("good", "bad good plot", "bad")
+    ]
+    return pd.DataFrame({"id": range(100, 100 + len(texts)), "text": texts, "label": [0, 1, 0] * 8})
+
+
+def softmax(rows, temperature):
+    powers = np.exp(rows / temperature)
+    return powers / powers.sum(axis=-1, keepdims=True)
+
+
+def by_hand(student, teacher, temperature):
+    """T² times the sum over classes of p log(p / q), for each row."""
+    p, q = softmax(teacher, temperature), softmax(student, temperature)
+    return temperature**2 * (p * np.log(p / q)).sum(axis=-1)
+
+
+def some_logits(*shape):
+    torch.manual_seed(len(shape))
+    return 3 * torch.randn(shape, dtype=torch.float64), 3 * torch.randn(shape, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0, 8.0])
+@pytest.mark.parametrize("shape", [(4, 3), (1, 2), (32, 2), (5, 11)])
+def test_case_70_the_loss_of_texts_is_the_formula(shape, temperature):
+    student, teacher = some_logits(*shape)
+    expected = by_hand(student.numpy(), teacher.numpy(), temperature).sum() / shape[0]
+    assert float(LOSS(student, teacher, temperature=temperature)) == pytest.approx(
+        expected, rel=1e-5
+    )
+
+
+@pytest.mark.parametrize("shape", [(4, 2, 5), (3, 7, 4)])
+def test_case_70_the_loss_of_tokens_is_divided_by_real_tokens(shape):
+    student, teacher = some_logits(*shape)
+    mask = torch.ones(shape[:2], dtype=torch.long)
+    mask[0, 1:], mask[1, -1] = 0, 0
+    rows = by_hand(student.numpy(), teacher.numpy(), 2.0)
+    expected = (rows * mask.numpy()).sum() / mask.sum().item()
+    loss = LOSS(student, teacher, temperature=2.0, mask=mask)
+    assert float(loss) == pytest.approx(expected, rel=1e-5)
+    longer = [functional.pad(logits, (0, 0, 0, 3), value=50.0) for logits in (student, teacher)]
+    assert torch.equal(LOSS(*longer, temperature=2.0, mask=functional.pad(mask, (0, 3))), loss)
+
+
+def test_the_hard_part_is_mixed_in_and_unlabelled_rows_have_none():
+    student, teacher = some_logits(4, 3)
+    labels = torch.tensor([2, 0, -100, 1])
+    soft = by_hand(student.numpy(), teacher.numpy(), 2.0).mean()
+    known = [0, 1, 3]
+    own = -np.log(softmax(student.numpy(), 1)[known, labels[known]]).mean()
+    mixed = LOSS(student, teacher, labels, temperature=2.0, hard=0.3)
+    assert float(mixed) == pytest.approx(0.7 * soft + 0.3 * own, rel=1e-5)
+    assert float(LOSS(student, teacher, labels, hard=1.0)) == pytest.approx(own, rel=1e-5)
+    none = LOSS(student, teacher, torch.full((4,), -100), temperature=2.0, hard=0.3)
+    assert float(none) == pytest.approx(0.7 * soft, rel=1e-5)
+
+
+def test_the_hard_part_of_tokens_leaves_padding_out():
+    student, teacher = some_logits(2, 3, 4)
+    labels, mask = torch.tensor([[0, 1, 2], [3, 0, 0]]), torch.tensor([[1, 1, 1], [1, 0, 0]])
+    own = functional.cross_entropy(student[mask.bool()], labels[mask.bool()])
+    assert float(LOSS(student, teacher, labels, hard=1.0, mask=mask)) == pytest.approx(
+        float(own), rel=1e-5
+    )
+
+
+def gradient(student, teacher, **options):
+    leaf = student.clone().requires_grad_(True)
+    LOSS(leaf, teacher, **options).backward()
+    return leaf.grad
+
+
+def test_case_71_the_gradient_stays_comparable_with_the_factor_and_dies_without():
+    student, teacher = some_logits(16, 2)
+    norms = {t: float(gradient(student, teacher, temperature=t).norm()) for t in (1.0, 2.0, 8.0)}
+    assert max(norms.values()) / min(norms.values()) < 4
+    assert norms[8.0] / 64 < 0.1 * norms[1.0]  # what it would be without T²
+
+
+def test_very_high_temperatures_are_half_the_squared_difference():
+    student, teacher = some_logits(8, 3)
+    limit = LOSS(student, teacher, temperature=math.inf)
+    apart = (student - teacher).numpy()
+    apart = apart - apart.mean(axis=-1, keepdims=True)
+    assert float(limit) == pytest.approx((apart**2).mean() / 2, rel=1e-5)
+    assert float(limit) == pytest.approx(
+        by_hand(student.numpy(), teacher.numpy(), 5000.0).mean(), rel=1e-3
+    )
+
+
+@pytest.mark.parametrize("temperature", [100.0, 1e3, 3e3, 9e3, 2e4, 1e6, 1e20, 1e200])
+def test_the_loss_is_right_at_every_high_temperature(temperature):
+    """The exact value is the variance of the difference, and its skewness over T, under the teacher's distribution."""
+    student, teacher = some_logits(64, 2)
+    gap, weights = (student - teacher).numpy(), softmax(teacher.numpy(), temperature)
+    gap = gap - (weights * gap).sum(axis=-1, keepdims=True)
+    right = (weights * (gap**2 / 2 + gap**3 / (6 * temperature))).sum(axis=-1).mean()
+    wide, narrow = (
+        LOSS(student.to(dtype), teacher.to(dtype), temperature=temperature) for dtype in DTYPES
+    )
+    assert float(wide) == pytest.approx(right, rel=1e-3)
+    assert float(narrow) == pytest.approx(right, rel=1e-3)
+    limit = gradient(student, teacher, temperature=math.inf)
+    if temperature > 1000:
+        assert torch.allclose(
+            gradient(student.float(), teacher.float(), temperature=temperature),
+            limit.float(),
+            atol=1e-3,
+        )
+
+
+def test_logits_that_overflow_are_refused_and_low_temperatures_are_none():
+    high = torch.tensor([[3e38, -3e38]])
+    for temperature in (1.0, math.inf):
+        with pytest.raises(ValueError, match="too large"):
+            LOSS(high, -high, temperature=temperature)
+    student, teacher = (logits.float() for logits in some_logits(4, 2))
+    assert 0 <= LOSS(student, teacher, temperature=1e-40) < 1e-30
+
+
+def test_arrays_and_lists_do_as_well():
+    student, teacher = some_logits(2, 3, 4)
+    labels, mask = torch.tensor([[0, 1, 2], [3, 0, 0]]), torch.tensor([[1, 1, 1], [1, 0, 0]])
+    right = LOSS(student, teacher, labels, hard=0.5, mask=mask)
+    for change in (torch.Tensor.numpy, torch.Tensor.tolist):
+        parts = [change(tensor) for tensor in (teacher, labels)]
+        assert LOSS(student, *parts, hard=0.5, mask=change(mask)) == pytest.approx(float(right))
+    assert LOSS(student.numpy(), teacher.numpy(), labels, hard=0.5, mask=mask) == right
+
+
+@pytest.mark.parametrize("temperature", [0.1, 1.0, 4.0, math.inf])
+def test_a_student_equal_to_its_teacher_has_no_loss_and_no_gradient(temperature):
+    logits = some_logits(6, 3)[0].float()
+    assert LOSS(logits, logits.clone(), temperature=temperature) == 0
+    assert gradient(logits, logits.clone(), temperature=temperature).abs().max() < 1e-6
+
+
+def test_case_73_the_teacher_gets_no_gradient_from_the_loss():
+    student, teacher = (logits.requires_grad_(True) for logits in some_logits(4, 2))
+    LOSS(student, teacher, temperature=2.0).backward()
+    assert teacher.grad is None
+    assert student.grad.abs().sum() > 0
+
+
+def test_half_precision_logits_give_a_finite_loss():
+    student, teacher = ((20 * logits).half() for logits in some_logits(4, 2))
+    assert LOSS(student, teacher, temperature=0.5).isfinite()
+
+
+@pytest.mark.parametrize(
+    ("shapes", "options", "words"),
+    [
+        (((4, 2), (4, 3)), {}, "not two"),
+        (((2,), (2,)), {}, "not two"),
+        (((4, 2), (4, 2)), {"temperature": 0.0}, "above 0"),
+        (((4, 2), (4, 2)), {"temperature": math.nan}, "above 0"),
+        (((4, 2), (4, 2)), {"hard": 1.5}, "between 0 and 1"),
+        (((4, 2), (4, 2)), {"hard": 0.5}, "goes with labels"),
+        (
+            ((4, 2), (4, 2)),
+            {"hard": 0.5, "labels": torch.zeros(3, dtype=torch.long)},
+            "goes with labels",
+        ),
+        (((4, 2, 5), (4, 2, 5)), {}, "attention mask"),
+        (((4, 2), (4, 2)), {"mask": torch.ones(4)}, "attention mask"),
+        (((4, 2, 5), (4, 2, 5)), {"mask": torch.ones(4, 3)}, "attention mask"),
+        (((4, 2, 5), (4, 2, 5)), {"mask": torch.zeros(4, 2)}, "nothing to average"),
+        (((0, 2), (0, 2)), {}, "nothing to average"),
+        (((4, 1), (4, 1)), {}, "one class"),
+        (((4, 1), (4, 1)), {"temperature": math.inf}, "one class"),
+    ],
+)
+def test_what_does_not_belong_together_is_refused(shapes, options, words):
+    with pytest.raises(ValueError, match=words):
+        LOSS(*map(torch.zeros, shapes), **options)
+
+
+@pytest.mark.parametrize("layers", [[0, 3], [3, 0], [2], [1, 1], (0, 1, 2, 3), range(2)])
+def test_a_student_holds_true_copies_of_the_layers_it_was_given(layers):
+    teacher = classifier()
+    model, copied = distillation.make_student(teacher, layers)
+    old, new = teacher.state_dict(), model.state_dict()
+    assert copied.keys() == new.keys()
+    assert model.config.num_hidden_layers == len(layers) == len(model.bert.encoder.layer)
+    for name, source in copied.items():
+        assert torch.equal(new[name], old[source])
+        assert new[name].data_ptr() != old[source].data_ptr()
+    for place, layer in enumerate(layers):
+        name = f"bert.encoder.layer.{place}.output.dense.weight"
+        assert copied[name] == f"bert.encoder.layer.{layer}.output.dense.weight"
+    assert teacher.config.num_hidden_layers == 4
+    assert not model.training
+
+
+def test_all_layers_make_the_teacher_again_and_training_a_student_leaves_it_alone():
+    teacher = classifier()
+    model, _ = distillation.make_student(teacher, range(4))
+    ids = torch.arange(5, 25).reshape(2, 10)
+    with torch.no_grad():
+        assert torch.equal(model(ids).logits, teacher(ids).logits)
+        before = teacher(ids).logits
+        for parameter in model.parameters():
+            parameter.zero_()
+        assert torch.equal(teacher(ids).logits, before)
+
+
+def test_narrower_layers_keep_the_strongest_neurons():
+    teacher = classifier()
+    with torch.no_grad():  # all but ten neurons of layer 3 do nothing
+        teacher.bert.encoder.layer[3].output.dense.weight[:, 10:] = 0
+    model, copied = distillation.make_student(teacher, [3], intermediate_size=10)
+    whole, _ = distillation.make_student(teacher, [3])
+    ids = torch.arange(5, 25).reshape(2, 10)
+    with torch.no_grad():
+        assert torch.allclose(model(ids).logits, whole(ids).logits, atol=1e-5)
+    kept = model.bert.encoder.layer[0].intermediate.dense.weight
+    assert torch.equal(kept, teacher.bert.encoder.layer[3].intermediate.dense.weight[:10])
+    assert "bert.encoder.layer.0.intermediate.dense.weight" in copied
+
+
+def test_from_scratch_nothing_is_copied_and_any_size_may_change():
+    torch.manual_seed(5)
+    drawn = torch.get_rng_state()
+    one, copied = distillation.make_student(classifier(), None, hidden_size=16, num_hidden_layers=1)
+    two, _ = distillation.make_student(classifier(), None, hidden_size=16, num_hidden_layers=1)
+    assert copied == {}
+    assert one.config.hidden_size == 16
+    assert one.config.id2label == {0: "negative", 1: "positive"}
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
+    torch.manual_seed(5)
+    assert torch.equal(torch.get_rng_state(), drawn)
+
+
+@pytest.mark.parametrize(
+    ("layers", "changes", "words"),
+    [
+        ([4], {}, "0 to 3"),
+        ([-1], {}, "0 to 3"),
+        ([], {}, "one or more"),
+        ([0], {"hidden_size": 16}, "layers=None"),
+        ([0], {"intermediate_size": 65}, "layers=None"),
+        ([0], {"num_hidden_layers": 2}, "layers=None"),
+        (None, {"hidden_sise": 16}, "no setting hidden_sise"),
+        (np.array([], dtype=int), {}, "one or more"),
+    ],
+)
+def test_a_student_that_cannot_be_cut_is_refused(layers, changes, words):
+    with pytest.raises(ValueError, match=words):
+        distillation.make_student(classifier(), layers, **changes)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("depth", [1, 4])
+def test_reading_the_first_token_only_changes_no_logit(tokenizer, depth, attention):
+    whole = classifier(num_hidden_layers=depth)
+    whole.set_attn_implementation(attention)
+    less = distillation.read_first_token(copy.deepcopy(whole))
+    assert less.state_dict().keys() == whole.state_dict().keys()
+    batch = tokenizer(["good film", "a b c d e f bad plot"], padding=True, return_tensors="pt")
+    with torch.no_grad():
+        assert torch.allclose(less(**batch).logits, whole(**batch).logits, atol=1e-6)
+    assert less.bert(**batch).last_hidden_state.shape[1] == 1
+    for model in (whole, less):
+        model(**batch).logits.sum().backward()
+    pairs = zip(less.named_parameters(), whole.parameters(), strict=True)
+    assert all(
+        torch.allclose(a.grad, b.grad, atol=1e-5) for (name, a), b in pairs if b.grad is not None
+    )
+
+
+def test_a_model_that_reads_all_tokens_keeps_its_last_layer():
+    with pytest.raises(TypeError, match="BertForTokenClassification"):
+        distillation.read_first_token(BertForTokenClassification(config()))
+
+
+def distil_bert():
+    names = {"id2label": {0: "negative", 1: "positive"}}
+    sizes = {"dim": 32, "n_layers": 1, "n_heads": 2, "hidden_dim": 64, "vocab_size": len(WORDS)}
+    sizes |= {"max_position_embeddings": 64}
+    return DistilBertForSequenceClassification(DistilBertConfig(**sizes, **names)).eval()
+
+
+def test_case_78_segment_ids_go_only_to_models_that_know_them(tokenizer):
+    pair = tokenizer(["good film"], ["bad plot"], return_tensors="pt")
+    assert "token_type_ids" in pair
+    native, known = distil_bert(), {"input_ids", "attention_mask"}
+    assert inspection.accepted_inputs(native, pair).keys() == known
+    assert inspection.accepted_inputs(torch.compile(native), pair).keys() == known
+    exported = torch.export.export(
+        native, (), dict(inspection.accepted_inputs(native, pair))
+    ).module()
+    assert inspection.accepted_inputs(exported, pair).keys() == known
+    with torch.no_grad():
+        logits = exported(**inspection.accepted_inputs(exported, pair)).logits
+        assert torch.allclose(
+            logits, native(**inspection.accepted_inputs(native, pair)).logits, atol=1e-5
+        )
+    assert inspection.accepted_inputs(classifier(), pair).keys() == pair.keys()
+
+
+def test_case_78_logits_of_pairs_depend_on_the_segments_where_the_model_has_them(tokenizer):
+    pairs, model = [("good film", "bad plot"), ("a", "b c d")], classifier()
+    logits = inspection.predict(model, tokenizer, pairs)
+    with torch.no_grad():
+        alone = model(**tokenizer("good film", "bad plot", return_tensors="pt")).logits[0]
+    assert torch.allclose(logits[0], alone, atol=1e-5)
+    assert inspection.predict(distil_bert(), tokenizer, pairs).shape == (2, 2)
+
+
+def test_predictions_come_in_order_in_eval_mode_and_the_mode_is_given_back(tokenizer):
+    model, texts = classifier().train(), ["a b c d e f g", "good", "bad film", "a b c d"]
+    logits = inspection.predict(model, tokenizer, texts, max_tokens=16)
+    assert model.training
+    assert not logits.requires_grad
+    model.eval()
+    with torch.no_grad():
+        single = [model(**tokenizer(text, return_tensors="pt")).logits[0] for text in texts]
+    assert torch.allclose(logits, torch.stack(single), atol=1e-5)
+
+
+def test_case_75_teacher_logits_belong_to_their_examples_however_they_are_shuffled(
+    tokenizer, examples, tmp_path
+):
+    teacher, file = classifier(), tmp_path / "teacher.safetensors"
+    ids, texts = examples["id"].tolist(), examples["text"].tolist()
+    fresh = distillation.teacher_logits(teacher, tokenizer, ids, texts, file)
+    order = torch.randperm(len(ids), generator=torch.Generator().manual_seed(1)).tolist()
+    again = distillation.teacher_logits(
+        teacher, tokenizer, [ids[i] for i in order], [texts[i] for i in order], file
+    )
+    assert torch.equal(again, fresh[order])
+    assert torch.allclose(fresh, inspection.predict(teacher, tokenizer, texts), atol=1e-5)
+
+
+def test_case_75_kept_logits_are_used_only_for_the_same_text_and_teacher(
+    tokenizer, tmp_path, monkeypatch
+):
+    teacher, file, asked = classifier(), tmp_path / "teacher.safetensors", []
+    real = inspection.predict
+    monkeypatch.setattr(
+        distillation, "predict", lambda m, t, texts: asked.append(list(texts)) or real(m, t, texts)
+    )
+    distillation.teacher_logits(teacher, tokenizer, [1, 2], ["good", "bad"], file)
+    distillation.teacher_logits(teacher, tokenizer, [2, 1], ["bad", "good"], file)
+    distillation.teacher_logits(teacher, tokenizer, [1, 2, 3], ["good", "bad film", "plot"], file)
+    assert asked == [
+        ["good", "bad"],
+        ["bad", "good"],
+        ["good"],
+        ["bad film", "plot"],
+    ]  # two times a probe
+    with torch.no_grad():
+        teacher.classifier.bias.add_(0.01)
+    again = distillation.teacher_logits(
+        teacher, tokenizer, [1, 2, 3], ["good", "bad film", "plot"], file
+    )
+    assert asked[-1] == ["good", "bad film", "plot"]
+    assert torch.allclose(again, real(teacher, tokenizer, ["good", "bad film", "plot"]), atol=1e-6)
+    assert [path.name for path in tmp_path.iterdir()] == ["teacher.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("ids", "texts"), [([1, 1], ["a", "b"]), ([1], ["a", "b"]), ([1, 2], ["a"]), ([], [])]
+)
+def test_case_75_an_id_for_two_texts_is_refused(tokenizer, ids, texts):
+    with pytest.raises(ValueError, match="id of its own"):
+        distillation.teacher_logits(classifier(), tokenizer, ids, texts)
+
+
+def words(tmp_path, listed, **options):
+    folder = tmp_path / str(len(list(tmp_path.iterdir())))
+    folder.mkdir()
+    (folder / "vocab.txt").write_text("\n".join(listed), encoding="utf-8")
+    return BertTokenizerFast.from_pretrained(folder, **options)
+
+
+def test_a_pair_is_compared_before_anything_is_trained(tokenizer, examples, tmp_path):
+    teacher, student = classifier(), distillation.make_student(classifier(), [0])[0]
+    swapped = [*WORDS[:-2], WORDS[-1], WORDS[-2]]
+    with pytest.raises(ValueError, match="vocabularies differ"):
+        distillation.check_pair(teacher, student, tokenizer, words(tmp_path, swapped))
+    upper, lower = (words(tmp_path, WORDS, do_lower_case=choice) for choice in (False, True))
+    with pytest.raises(ValueError, match="lower-casing"):
+        distillation.check_pair(teacher, student, upper, lower)
+    with pytest.raises(ValueError, match=r"37 tokens.*36"):
+        distillation.check_pair(teacher, student, words(tmp_path, [*WORDS, "extra"]))
+    before = copy.deepcopy(student.state_dict())
+    student.config.id2label = {0: "positive", 1: "negative"}
+    with pytest.raises(ValueError, match="set id2label"):
+        distillation.distill(student, teacher, tokenizer, examples)
+    student.config.id2label = {0: "NEGATIVE", 1: "POSITIVE"}
+    distillation.check_pair(teacher, student, tokenizer)
+    student.bert.embeddings = teacher.bert.embeddings
+    with pytest.raises(ValueError, match=r"word_embeddings.*teacher's own"):
+        distillation.distill(student, teacher, tokenizer, examples)
+    assert all(torch.equal(value, before[name]) for name, value in student.state_dict().items())
+
+
+def test_case_73_only_the_student_learns_and_the_teacher_is_the_same_bit_for_bit(
+    tokenizer, examples
+):
+    teacher = classifier().train()
+    before = copy.deepcopy(teacher.state_dict())
+    student, _ = distillation.make_student(teacher, [0, 3])
+    start = copy.deepcopy(student.state_dict())
+    losses = distillation.distill(
+        student, teacher, tokenizer, examples, hard=0.3, epochs=6, lr=2e-3, batch_size=8
+    )
+    assert all(torch.equal(value, before[name]) for name, value in teacher.state_dict().items())
+    assert all(
+        parameter.grad is None and not parameter.requires_grad for parameter in teacher.parameters()
+    )
+    assert not teacher.training
+    assert any(not torch.equal(value, start[name]) for name, value in student.state_dict().items())
+    assert sum(losses[-3:]) < 0.7 * sum(losses[:3])
+
+
+def test_distilling_pulls_the_students_logits_to_the_teachers(tokenizer, examples):
+    teacher = classifier()
+    student, _ = distillation.make_student(teacher, [0])
+    texts = examples["text"].tolist()
+    wanted = inspection.predict(teacher, tokenizer, texts)
+    apart = LOSS(inspection.predict(student, tokenizer, texts), wanted, temperature=math.inf)
+    distillation.distill(
+        student,
+        teacher,
+        tokenizer,
+        examples.drop(columns="label"),
+        epochs=20,
+        lr=4e-3,
+        batch_size=8,
+    )
+    assert (
+        LOSS(inspection.predict(student, tokenizer, texts), wanted, temperature=math.inf)
+        < 0.5 * apart
+    )
+
+
+def test_case_75_targets_follow_the_rows_of_every_shuffled_batch(tokenizer, examples):
+    seen = []
+
+    def loss(logits, rows):
+        seen.append(rows.tolist())
+        return logits.square().mean()
+
+    distillation.train(
+        classifier(), tokenizer, examples["text"].tolist(), loss, epochs=2, batch_size=5
+    )
+    first, second = ([row for rows in epoch for row in rows] for epoch in (seen[:5], seen[5:]))
+    assert sorted(first) == sorted(second) == list(range(24))
+    assert seen[:5] != seen[5:]
+
+
+def trained(tokenizer, examples, **options):
+    student, _ = distillation.make_student(classifier(), [0])
+    losses = distillation.distill(
+        student, classifier(), tokenizer, examples, epochs=3, batch_size=8, **options
+    )
+    return losses, student
+
+
+def test_an_interrupted_training_goes_on_exactly_where_it_was(
+    tokenizer, examples, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(distillation, "KEEP_EVERY", 2)
+    file = tmp_path / "student.pt"
+    whole, expected = trained(tokenizer, examples)
+
+    def break_off(step, loss):
+        if step == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        trained(tokenizer, examples, checkpoint=file, after_step=break_off)
+    torch.manual_seed(99)
+    steps = []
+    losses, student = trained(
+        tokenizer, examples, checkpoint=file, after_step=lambda step, _: steps.append(step)
+    )
+    assert steps == list(range(5, 10))  # four steps were kept
+    assert losses == whole
+    assert all(
+        torch.equal(a, b) for a, b in zip(student.parameters(), expected.parameters(), strict=True)
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["student.pt"]
+    with pytest.raises(ValueError, match="another training"):
+        trained(tokenizer, examples, checkpoint=file, lr=1.0)
+    with pytest.raises(ValueError, match="another training"):
+        trained(tokenizer, examples.head(20), checkpoint=file)
+
+
+def test_the_progress_bar_shows_unless_progress_bars_are_off(
+    tokenizer, examples, capsys, monkeypatch
+):
+    trained(tokenizer, examples, quiet=False)
+    assert "training" in capsys.readouterr().err
+    monkeypatch.setattr(distillation, "are_progress_bars_disabled", lambda: True)
+    trained(tokenizer, examples)
+    assert capsys.readouterr().err == ""
+
+
+def test_the_curve_notes_what_it_is_asked_to_and_draws_only_where_bars_are_on(
+    tokenizer, examples, monkeypatch
+):
+    shown = []
+
+    class Handle:
+        def update(self, html):
+            shown.append(html.data)
+
+    monkeypatch.setattr(live_curve, "display", lambda display_id: Handle())
+    monkeypatch.setattr(live_curve, "are_progress_bars_disabled", lambda: False)
+    monkeypatch.setattr(live_curve.plots, "show", lambda fig, alt: shown.append(alt))
+    curve = live_curve.LiveCurve("accuracy", every=3)
+    losses, _ = trained(tokenizer, examples, quiet=True, after_step=curve.follow("loss"))
+    trained(tokenizer, examples, quiet=True, after_step=curve.follow("one", measure=lambda: 1.0))
+    curve.show("two curves")
+    steps, values, _ = curve.curves["loss"]
+    assert steps == [3, 6, 9]
+    assert values == pytest.approx([sum(losses[i - 3 : i]) / 3 for i in steps])
+    assert curve.curves["one"][1] == [1.0, 1.0, 1.0]
+    assert len(shown) == 8
+    assert shown[-2:] == ["", "two curves"]
+    assert all("<img" in html for html in shown[:6])
+    monkeypatch.setattr(live_curve, "are_progress_bars_disabled", lambda: True)
+    assert live_curve.LiveCurve("loss").live is None
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"labels": torch.tensor([0, 3]), "hard": 0.5}, "label 3; the classes are 0 to 2"),
+        ({"labels": torch.tensor([0, -1]), "hard": 0.5}, "label -1"),
+        ({"labels": torch.tensor([0.0, 1.0]), "hard": 0.5}, "whole numbers"),
+        ({"labels": torch.tensor([True, False]), "hard": 0.5}, "whole numbers"),
+    ],
+)
+def test_labels_that_are_no_classes_are_refused(options, words):
+    with pytest.raises(ValueError, match=words):
+        distillation.distillation_loss(torch.zeros(2, 3), torch.zeros(2, 3), **options)
+    right = {"labels": torch.tensor([0, 2], dtype=torch.int32), "hard": 0.5}
+    assert distillation.distillation_loss(torch.zeros(2, 3), torch.zeros(2, 3), **right) > 0
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
+def test_logits_that_are_not_finite_are_refused(number):
+    odd = torch.tensor([[0.0, number]])
+    for pair, who in (((odd, torch.zeros(1, 2)), "student"), ((torch.zeros(1, 2), odd), "teacher")):
+        with pytest.raises(ValueError, match=f"the {who}'s logits"):
+            distillation.distillation_loss(*pair)
+
+
+def test_case_70_an_additive_mask_is_refused():
+    """The masks inside a model are 0 for real tokens: taken for ordinary ones, only padding would count."""
+    logits, mask = torch.zeros(1, 2, 3), torch.tensor([[0.0, -1e4]])
+    with pytest.raises(ValueError, match="1 for real tokens"):
+        distillation.distillation_loss(logits, logits, mask=mask)
+    assert distillation.distillation_loss(logits, logits, mask=torch.tensor([[1.0, 0.0]])) == 0
+
+
+def test_case_75_logits_of_two_teachers_are_not_mixed(tokenizer, examples, tmp_path):
+    """One teacher kept the first texts, another the rest: the file then has the second one's answers for all."""
+    file, ids, texts = (
+        tmp_path / "logits.safetensors",
+        examples["id"].tolist(),
+        examples["text"].tolist(),
+    )
+    first, second = classifier(), classifier()
+    with torch.no_grad():
+        second.classifier.bias += 1
+    distillation.teacher_logits(first, tokenizer, ids[:2], texts[:2], file)
+    distillation.teacher_logits(second, tokenizer, ids[2:], texts[2:], file)
+    found = distillation.teacher_logits(second, tokenizer, ids, texts, file)
+    assert torch.allclose(found, inspection.predict(second, tokenizer, texts), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"hard": 0.9}, {"temperature": 2.0}, {"layers": [1]}, {"teacher": "another"}],
+    ids=lambda change: str(change),
+)
+def test_a_training_for_another_goal_does_not_go_on_from_a_checkpoint(
+    tokenizer, examples, tmp_path, change
+):
+    def run(layers=(0,), teacher="one", hard=0.3, temperature=1.0):
+        whole = classifier()
+        if teacher != "one":
+            with torch.no_grad():
+                whole.classifier.bias[0] += 1
+        student, _ = distillation.make_student(classifier(), list(layers))
+        options = {
+            "hard": hard,
+            "temperature": temperature,
+            "checkpoint": tmp_path / "state.pt",
+            "batch_size": 8,
+        }
+        return distillation.distill(student, whole, tokenizer, examples, **options)
+
+    losses = run()
+    assert run() == losses  # the same again: there is nothing left to do
+    with pytest.raises(ValueError, match="another training"):
+        run(**change)
+
+
+def test_predicting_leaves_every_module_in_its_mode(tokenizer):
+    model = classifier().train()
+    model.base_model.eval()  # a frozen body
+    inspection.predict(model, tokenizer, ["one", "two"])
+    assert model.training
+    assert not model.base_model.training
+    assert not any(module.training for module in model.base_model.modules())
+    for wrong, error in (("one", TypeError), ([], ValueError)):
+        with pytest.raises(error):
+            inspection.predict(model, tokenizer, wrong)
+
+
+def test_a_loss_that_is_not_finite_ends_the_training(tokenizer, examples):
+    model = classifier()
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    with pytest.raises(FloatingPointError, match="step 1 is nan"):
+        distillation.train(
+            model, tokenizer, examples["text"], lambda logits, rows: logits.sum() * float("nan")
+        )
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+def test_a_student_keeps_dtype_and_frozen_layers(tokenizer):
+    teacher = classifier().to(torch.bfloat16).requires_grad_(False)
+    student, _ = distillation.make_student(teacher, [0])
+    assert student.dtype == torch.bfloat16
+    frozen = distillation.read_first_token(teacher)
+    assert not any(parameter.requires_grad for parameter in frozen.parameters())
+    with pytest.raises(ValueError, match="not"):
+        distillation.make_student(classifier(), [0], intermediate_size=0)
+
+
+def test_layers_of_another_name_are_not_cut():
+    from transformers import ModernBertConfig, ModernBertForSequenceClassification
+
+    sizes = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 64,
+    }
+    teacher = ModernBertForSequenceClassification(
+        ModernBertConfig(**sizes, vocab_size=100, pad_token_id=0)
+    )
+    with pytest.raises(ValueError, match="cannot be cut"):
+        distillation.make_student(teacher, [1])
+
+
+@pytest.mark.parametrize(
+    "layers", [np.array([0, 2]), torch.tensor([0, 2]), {0, 2}, (layer for layer in (0, 2))]
+)
+def test_layers_come_in_any_collection_of_whole_numbers(layers):
+    _, copied = distillation.make_student(classifier(), layers)
+    assert (
+        copied["bert.encoder.layer.1.output.dense.bias"] == "bert.encoder.layer.2.output.dense.bias"
+    )
+
+
+@pytest.mark.parametrize("layers", [2, [0.5], [1.0], "02", [None]])
+def test_layers_that_are_no_whole_numbers_are_refused(layers):
+    with pytest.raises(TypeError, match="whole numbers"):
+        distillation.make_student(classifier(), layers)
+
+
+def adapted():
+    return get_peft_model(classifier(), LoraConfig(r=2, target_modules="all-linear"))
+
+
+def in_int8(way):
+    return way(classifier()).model
+
+
+def two_types():
+    model = classifier().bfloat16()
+    model.classifier.half()
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (adapted, TypeError, "inside"),
+        (lambda: torch.compile(classifier()), TypeError, "inside"),
+        (lambda: nn.DataParallel(classifier()), TypeError, "inside"),
+        (lambda: in_int8(quantize_torch.torch_dynamic), ValueError, "whole float model"),
+        (lambda: in_int8(quantize_torch.torchao_int8), ValueError, "whole float model"),
+        (two_types, ValueError, "of one dtype"),
+        (lambda: BertModel(config(), add_pooling_layer=False), ValueError, "no pooler"),
+    ],
+    ids=["peft", "compiled", "parallel", "torch.ao", "torchao", "two types", "no pooler"],
+)
+def test_a_teacher_that_cannot_be_copied_is_refused(make, error, words):
+    with pytest.raises(error, match=words):
+        distillation.make_student(make(), [0])
+
+
+def test_a_teacher_whose_layers_have_other_names_is_not_made_narrower():
+    with pytest.raises(ValueError, match="no setting intermediate_size"):
+        distillation.make_student(distil_bert(), [0], intermediate_size=8)
+
+
+class MeanOfTokens(BertForSequenceClassification):
+    """It computes its logits otherwise, as any subclass may."""
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: MeanOfTokens(config()),
+        lambda: classifier(is_decoder=True),
+        lambda: adapted().get_base_model(),
+        lambda: in_int8(quantize_torch.torch_dynamic),
+        lambda: in_int8(quantize_torch.torchao_int8),
+    ],
+    ids=["subclass", "decoder", "adapters", "torch.ao", "torchao"],
+)
+def test_only_plain_classifiers_read_their_first_token(make):
+    with pytest.raises(TypeError, match=r"all tokens|adapters or int8"):
+        distillation.read_first_token(make())
+
+
+class Anything(nn.Module):
+    """A wrapper whose forward names nothing."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, *args, **inputs):
+        return self.model(*args, **inputs)
+
+
+def test_case_78_wrappers_are_looked_into_or_refused(tokenizer):
+    pair, model = tokenizer(["good film"], ["bad plot"], return_tensors="pt"), classifier()
+    for wrapped in (
+        nn.DataParallel(model),
+        torch.compile(nn.DataParallel(model)),
+        nn.DataParallel(torch.compile(model)),
+    ):
+        assert inspection.accepted_inputs(wrapped, pair).keys() == pair.keys()
+    known = {"input_ids", "attention_mask"}
+    assert inspection.accepted_inputs(nn.DataParallel(distil_bert()), pair).keys() == known
+    texts = ["good", "bad film"]
+    logits = inspection.predict(nn.DataParallel(model), tokenizer, texts)
+    assert torch.equal(logits, inspection.predict(model, tokenizer, texts))
+    with pytest.raises(ValueError, match=r"Anything\.forward names none"):
+        inspection.predict(Anything(model), tokenizer, texts)
+
+
+def roberta():
+    sizes = {
+        "hidden_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 64,
+    }
+    settings = RobertaConfig(
+        **sizes, vocab_size=len(WORDS), max_position_embeddings=64, pad_token_id=1
+    )
+    return RobertaForSequenceClassification(settings).eval()
+
+
+@pytest.mark.parametrize(("make", "room"), [(classifier, 64), (distil_bert, 64), (roberta, 62)])
+def test_texts_are_cut_at_what_the_model_can_read(tokenizer, make, room):
+    model, text = make(), " ".join(["good bad film"] * 50)
+    short = tokenizer(text, truncation=True, max_length=room, return_tensors="pt")
+    with torch.no_grad():
+        alone = model(**inspection.accepted_inputs(model, short)).logits
+    assert torch.allclose(inspection.predict(model, tokenizer, [text]), alone, atol=1e-5)
+    losses = distillation.train(
+        model, tokenizer, [text], lambda logits, rows: logits.square().mean(), max_length=200
+    )
+    assert len(losses) == 1
+
+
+def tokens(**changes):
+    return BertForTokenClassification(config(**changes))
+
+
+@pytest.mark.parametrize("make", [tokens, lambda: BertModel(config())])
+def test_models_without_logits_of_whole_texts_are_refused(tokenizer, examples, make):
+    with pytest.raises(ValueError, match="classifiers of whole texts"):
+        inspection.predict(make(), tokenizer, ["good", "bad film"])
+    with pytest.raises(ValueError, match="classifiers of whole texts"):
+        distillation.train(make(), tokenizer, ["good"], lambda logits, rows: logits.mean())
+    with pytest.raises(ValueError, match="classifiers of whole texts"):
+        distillation.distill(make(), classifier(), tokenizer, examples)
+
+
+def no_special(tokenizer):
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="$A", pair="$A $B", special_tokens=[]
+    )
+    return tokenizer
+
+
+def one_segment(tokenizer):
+    special = [("[CLS]", 2), ("[SEP]", 3)]
+    template = TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B [SEP]", special_tokens=special
+    )
+    tokenizer.backend_tokenizer.post_processor = template
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    ("more", "change"),
+    [
+        (["good", "Good"], lambda folder, listed: words(folder, listed, do_lower_case=False)),
+        (["e"], lambda folder, listed: words(folder, listed, strip_accents=False)),
+        (
+            ["好", "##好", "你"],
+            lambda folder, listed: words(folder, listed, tokenize_chinese_chars=False),
+        ),
+        (["a"], lambda folder, listed: no_special(words(folder, listed))),
+        (["a"], lambda folder, listed: one_segment(words(folder, listed))),
+    ],
+    ids=["case", "accents", "signs", "special tokens", "segments"],
+)
+def test_tokenizers_are_compared_with_words_that_they_know(tmp_path, more, change):
+    listed = [*SPECIAL, *more]
+    one, other = words(tmp_path, listed), change(tmp_path, listed)
+    teacher, student = (classifier(vocab_size=len(listed)) for _ in range(2))
+    with pytest.raises(ValueError, match="the tokenizers are not"):
+        distillation.check_pair(teacher, student, one, other)
+    distillation.check_pair(teacher, student, one, words(tmp_path, listed))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"problem_type": "multi_label_classification"}, "exclude each other"),
+        ({"problem_type": "regression"}, "exclude each other"),
+        ({"max_position_embeddings": 16}, "positions"),
+    ],
+)
+def test_a_pair_that_does_not_fit_is_refused_in_either_place(tokenizer, changes, words):
+    odd, even = classifier(**changes), classifier()
+    for teacher, student in ((odd, even), (even, odd)):
+        with pytest.raises(ValueError, match=words):
+            distillation.check_pair(teacher, student, tokenizer)
+
+
+def test_what_is_no_difference_is_none(tokenizer):
+    names = {number: f"c{number}" for number in range(12)}
+    teacher, student = (classifier(id2label=names, label2id={}) for _ in range(2))
+    teacher.config.id2label = {str(number): name for number, name in names.items()}
+    for model in (teacher, student):
+        model.nothing = nn.Parameter(torch.empty(0))
+    distillation.check_pair(teacher, student, tokenizer)
+
+
+@pytest.fixture
+def unasked(monkeypatch):
+    """Fails a test in which a teacher is asked about more than one text."""
+    monkeypatch.setattr(
+        distillation, "teacher_logits", lambda *args: pytest.fail("the teacher was asked")
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "words"),
+    [
+        (lambda: in_int8(quantize_torch.torch_dynamic), {}, "int8"),
+        (lambda: in_int8(quantize_torch.torchao_int8), {}, "int8"),
+        (lambda: classifier().half(), {}, r"model.float\(\)"),
+        (lambda: classifier().requires_grad_(False), {}, "requires_grad"),
+        (classifier, {"epochs": 0}, "at least 1"),
+        (classifier, {"epochs": -1}, "at least 1"),
+        (classifier, {"batch_size": 0}, "at least 1"),
+        (classifier, {"batch_size": -1}, "at least 1"),
+    ],
+    ids=[
+        "torch.ao",
+        "torchao",
+        "float16",
+        "frozen",
+        "epochs 0",
+        "epochs -1",
+        "batch 0",
+        "batch -1",
+    ],
+)
+def test_a_training_that_leads_nowhere_is_refused_at_once(
+    tokenizer, examples, make, options, words, unasked
+):
+    teacher = classifier().train()
+    with pytest.raises(ValueError, match=words):
+        distillation.train(
+            make(), tokenizer, ["good"], lambda logits, rows: logits.mean(), **options
+        )
+    with pytest.raises(ValueError, match=words):
+        distillation.distill(make(), teacher, tokenizer, examples, **options)
+    assert teacher.training
+    assert all(parameter.requires_grad for parameter in teacher.parameters())
+
+
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        ([0, None, 1] * 8, "whole numbers"),
+        (pd.array([0, None, 1] * 8, dtype="Int64"), "whole numbers"),
+        (["negative"] * 24, "whole numbers"),
+        ([0.0, float("nan"), 1.0] * 8, "whole numbers"),
+        ([1, 2, 1] * 8, "label 2"),
+    ],
+    ids=["None", "NA", "words", "NaN", "another class"],
+)
+def test_labels_are_looked_at_before_the_teacher_is_asked(
+    tokenizer, examples, labels, words, unasked
+):
+    examples["label"] = pd.Series(labels, dtype=object)
+    with pytest.raises(ValueError, match=words):
+        distillation.distill(classifier(), classifier(), tokenizer, examples, hard=0.5)
+
+
+def test_the_student_reads_no_more_of_a_text_than_the_teacher(tokenizer, examples, unasked):
+    with pytest.raises(ValueError, match="leave max_length out"):
+        distillation.distill(classifier(), classifier(), tokenizer, examples, max_length=200)
+
+
+@pytest.mark.parametrize(
+    "way", [quantize_torch.torch_dynamic, quantize_torch.torchao_int8], ids=["torch.ao", "torchao"]
+)
+def test_an_int8_teacher_may_teach(tokenizer, examples, way):
+    assert len(distillation.distill(classifier(), in_int8(way), tokenizer, examples)) == 1
+
+
+def test_adapters_on_int8_weights_learn_and_go_on(tokenizer, examples, tmp_path):
+    teacher, losses = classifier(), []
+    for _ in range(2):
+        student = get_peft_model(
+            in_int8(quantize_torch.torchao_int8), LoraConfig(r=2, target_modules=["query"])
+        )
+        losses += [
+            distillation.distill(
+                student, teacher, tokenizer, examples, checkpoint=tmp_path / "state.pt"
+            )
+        ]
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize("make", [str, lambda path: path], ids=["str", "Path"])
+def test_missing_folders_are_made(tokenizer, examples, tmp_path, make):
+    kept = {name: tmp_path / "new" / name / "kept" for name in ("file", "checkpoint")}
+    options = {name: make(path) for name, path in kept.items()}
+    first = distillation.distill(classifier(), classifier(), tokenizer, examples, **options)
+    assert all(path.is_file() for path in kept.values())
+    assert distillation.distill(classifier(), classifier(), tokenizer, examples, **options) == first
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def longer_than_its_marks(path):
+    save_file({"marks": torch.zeros(2, dtype=torch.long), "logits": torch.zeros(3, 2)}, path)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        cut,
+        lambda path: path.write_bytes(b""),
+        lambda path: save_file({"weight": torch.ones(2)}, path),
+        lambda path: torch.save([1], path),
+        lambda path: torch.save({"weight": torch.ones(2)}, path),
+        longer_than_its_marks,
+    ],
+    ids=["cut", "empty", "safetensors", "list", "dict", "lengths"],
+)
+@pytest.mark.parametrize("name", ["file", "checkpoint"])
+def test_damaged_and_foreign_files_are_named(tokenizer, examples, tmp_path, name, spoil):
+    path = tmp_path / "kept"
+    distillation.distill(classifier(), classifier(), tokenizer, examples, **{name: path})
+    spoil(path)
+    with pytest.raises(ValueError, match=r"kept .*remove"):
+        distillation.distill(classifier(), classifier(), tokenizer, examples, **{name: path})
+
+
+def square(logits, rows):
+    return logits.square().mean()
+
+
+def frozen_embeddings():
+    model = classifier()
+    model.bert.embeddings.requires_grad_(False)
+    return model
+
+
+def permuted():
+    model = classifier()
+    model.classifier.weight.data = model.classifier.weight.data.flip(1)
+    return model
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda: classifier(num_attention_heads=4),
+        lambda: classifier(hidden_act="relu"),
+        lambda: classifier(hidden_dropout_prob=0.5),
+        lambda: classifier().double(),
+        frozen_embeddings,
+        permuted,
+    ],
+    ids=["heads", "activation", "dropout", "dtype", "frozen", "order of the weights"],
+)
+def test_another_model_does_not_go_on_from_a_checkpoint(tokenizer, examples, tmp_path, change):
+    options = {"checkpoint": tmp_path / "state.pt", "batch_size": 8}
+    distillation.train(classifier(), tokenizer, examples["text"], square, **options)
+    distillation.train(classifier(), tokenizer, examples["text"], square, **options)
+    with pytest.raises(ValueError, match="another training"):
+        distillation.train(change(), tokenizer, examples["text"], square, **options)
+
+
+def test_the_same_student_goes_on_after_a_stop_and_is_done_after_the_end(
+    tokenizer, examples, tmp_path, monkeypatch
+):
+    """As in a notebook, where a cell is stopped and run again, and its student is no new one."""
+    monkeypatch.setattr(distillation, "KEEP_EVERY", 2)
+    whole, expected = trained(tokenizer, examples)
+    student, steps, stops = distillation.make_student(classifier(), [0])[0], [], [6]
+
+    def break_off(step, loss):
+        steps.append(step)
+        if stops and step == stops[0]:
+            raise KeyboardInterrupt(stops.pop())
+
+    def run():
+        options = {
+            "epochs": 3,
+            "batch_size": 8,
+            "checkpoint": tmp_path / "state.pt",
+            "after_step": break_off,
+        }
+        return distillation.distill(student, classifier(), tokenizer, examples, **options)
+
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    assert not student.training
+    assert run() == whole
+    assert steps == [1, 2, 3, 4, 5, 6, 5, 6, 7, 8, 9]
+    student.save_pretrained(tmp_path / "student")
+    assert run() == whole
+    assert all(
+        torch.equal(a, b) for a, b in zip(student.parameters(), expected.parameters(), strict=True)
+    )
+    with torch.no_grad():
+        student.classifier.bias.add_(1)
+    with pytest.raises(ValueError, match="another training"):
+        run()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
+def test_a_training_that_breaks_off_leaves_the_model_in_eval_mode(tokenizer, error):
+    model = classifier()
+
+    def break_off(step, loss):
+        raise error
+
+    with pytest.raises(error):
+        distillation.train(model, tokenizer, ["good"], square, after_step=break_off)
+    assert not any(module.training for module in model.modules())
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda logits, rows: 1.0,
+        lambda logits, rows: None,
+        lambda logits, rows: logits.square().mean(dim=1),
+        lambda logits, rows: logits.detach().mean(),
+    ],
+    ids=["number", "nothing", "vector", "detached"],
+)
+def test_a_loss_without_a_gradient_is_refused(tokenizer, loss):
+    with pytest.raises(ValueError, match="not one number with a gradient"):
+        distillation.train(classifier(), tokenizer, ["good", "bad"], loss)
+
+
+def test_training_without_gradients_is_refused(tokenizer):
+    with torch.no_grad(), pytest.raises(ValueError, match="no_grad"):
+        distillation.train(classifier(), tokenizer, ["good", "bad"], square)
+
+
+def test_a_diverging_training_names_its_step(tokenizer, examples):
+    with pytest.raises(FloatingPointError, match=r"logits of step 2 .*lower lr"):
+        distillation.distill(classifier(), classifier(), tokenizer, examples, lr=1e30, batch_size=8)
+
+
+def test_case_75_an_id_ends_where_it_ends(tokenizer):
+    """Two examples whose ids and texts are the same when written one below the other."""
+    found = distillation.teacher_logits(classifier(), tokenizer, ["a\nb", "a"], ["film", "b\nfilm"])
+    assert torch.allclose(
+        found, inspection.predict(classifier(), tokenizer, ["film", "b\nfilm"]), atol=1e-5
+    )
+    assert not torch.allclose(found[0], found[1], atol=1e-3)
+
+
+def test_texts_are_checked_before_they_are_read(tokenizer):
+    for wrong in (["good", None], pd.DataFrame({"text": ["good"]}), [("good", "bad", "film")]):
+        with pytest.raises(TypeError, match="text"):
+            inspection.predict(classifier(), tokenizer, wrong)
+    with pytest.raises(ValueError, match="half of a character"):
+        distillation.teacher_logits(classifier(), tokenizer, [1], ["\ud83d"])
+    left = copy.deepcopy(tokenizer)
+    left.padding_side = "left"
+    texts = (text for text in ("good", "bad film a b c"))
+    right = inspection.predict(classifier(), tokenizer, ["good", "bad film a b c"])
+    assert torch.equal(inspection.predict(classifier(), left, texts), right)

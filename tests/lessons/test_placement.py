@@ -1,0 +1,724 @@
+"""placement on tiny models, with the meta device as the second device that every machine has."""
+
+import collections
+import copy
+import dataclasses
+import functools
+import types
+import warnings
+
+from helpers.lessons import device_errors, placement
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pack_sequence
+from transformers import (
+    BatchEncoding,
+    BertConfig,
+    BertForMaskedLM,
+    BertModel,
+    DynamicCache,
+    PreTrainedModel,
+)
+from transformers.modeling_outputs import BaseModelOutput
+
+META, CPU = torch.device("meta"), torch.device("cpu")
+SIZES = {
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "vocab_size": 100,
+    "max_position_embeddings": 64,
+}
+CONFIG = BertConfig(hidden_size=32, intermediate_size=64, **SIZES)
+NO_CARD, ONE, TWO, MAC = {"cuda": 0}, {"cuda": 1}, {"cuda": 2}, {"cuda": 0, "mps": 1}
+
+
+def tiny_bert():
+    return BertModel(CONFIG).eval()
+
+
+def inputs():
+    ids = torch.tensor([[2, 7, 9, 3]])
+    return BatchEncoding(
+        {"input_ids": ids, "token_type_ids": ids * 0, "attention_mask": ids * 0 + 1}
+    )
+
+
+class Scaled(nn.Module):
+    """A table kept as a plain tensor: the mistake of case 2."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.table = torch.ones(4)
+
+    def forward(self, x):
+        return self.linear(x) * self.table
+
+
+class Ramp(PreTrainedModel):
+    """A user's own model with a non-persistent buffer computed in the constructor."""
+
+    config_class = BertConfig
+    _supports_sdpa = True
+    fill = False
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("ramp", torch.arange(1.0, 5.0), persistent=False)
+        self.post_init()
+
+    def _init_weights(self, module):
+        super()._init_weights(module)
+        if self.fill and module is self:
+            module.ramp.copy_(torch.arange(1.0, 5.0))
+
+
+def lost_on_reload(model, folder):
+    """Names of the tensors that differ after a save and a load; torch fills memory that nobody wrote with NaN."""
+    model.save_pretrained(folder)
+    torch.use_deterministic_algorithms(True)
+    try:
+        fresh = type(model).from_pretrained(folder)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    old = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    new = {**dict(fresh.named_parameters()), **dict(fresh.named_buffers())}
+    assert set(old) == set(new)
+    return [name for name in old if not torch.equal(old[name], new[name])]
+
+
+# Choosing a device
+
+
+@pytest.mark.parametrize(
+    ("spec", "counts", "expected"),
+    [
+        (None, NO_CARD, "cpu"),
+        ("auto", TWO, "cuda:0"),
+        (None, MAC, "mps:0"),
+        ("auto", {"cuda": 1, "mps": 1}, "cuda:0"),
+        ("cpu", TWO, "cpu"),
+        ("cpu:0", TWO, "cpu"),
+        (-1, TWO, "cpu"),
+        (0, ONE, "cuda:0"),
+        (1, TWO, "cuda:1"),
+        ("cuda", ONE, "cuda:0"),
+        ("cuda:1", TWO, "cuda:1"),
+        (torch.device("cuda", 1), TWO, "cuda:1"),
+        ("mps", MAC, "mps:0"),
+        ("meta", NO_CARD, "meta"),
+        (META, NO_CARD, "meta"),
+    ],
+)
+def test_device_that_is_there(spec, counts, expected):
+    assert placement.resolve_device(spec, counts=counts) == torch.device(expected)
+
+
+@pytest.mark.parametrize(
+    ("count", "spec"), [(0, "cuda:3"), (1, "cuda:3"), (2, "cuda:3"), (0, 0), (0, "cuda"), (2, 2)]
+)
+def test_case_10_ordinals(count, spec, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    with pytest.raises(RuntimeError) as caught:
+        placement.resolve_device(spec, counts={"cuda": count})
+    text = str(caught.value)
+    assert f"sees {count} CUDA device" in text
+    assert repr(spec) in text
+    assert "'2,3'" in text
+    assert "renumbered from 0" in text
+    assert "before torch starts" in text
+    if count == 2:
+        assert "'cuda:0' to 'cuda:1'" in text
+
+
+def test_case_10_counts_come_from_torch(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert placement.resolve_device("cuda:1") == torch.device("cuda:1")
+    with pytest.raises(RuntimeError, match=r"sees 2 CUDA devices.*CUDA_VISIBLE_DEVICES is not set"):
+        placement.resolve_device("cuda:2")
+
+
+@pytest.mark.parametrize(
+    ("spec", "likely"),
+    [
+        ("gpu", "cuda"),
+        ("GPU:1", "cuda:1"),
+        ("CUDA:0", "cuda:0"),
+        ("cuda: 0", "cuda:0"),
+        ("0", "cuda:0"),
+        ("Cpu", "cpu"),
+    ],
+)
+def test_case_11_near_misses(spec, likely):
+    with pytest.raises(ValueError, match=f"did you mean '{likely}'") as caught:
+        placement.resolve_device(spec, counts=TWO)
+    assert placement.ACCEPTED in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "",
+        " ",
+        "cuda:",
+        "cuda:-1",
+        "cuda:01",
+        "cuda:1.0",
+        "cpu:1",
+        "meta:2",
+        "tpu",
+        "cuda:0 ",
+        b"cpu",
+    ],
+)
+def test_junk_is_no_device(spec):
+    refused(spec)
+
+
+@pytest.mark.parametrize("spec", [-2, True, False, 0.0, [], ["cuda"], object(), torch.ones(1)])
+def test_junk_types_are_no_device(spec):
+    refused(spec)
+
+
+def refused(spec):
+    with pytest.raises(
+        ValueError, match=r"is not the name of a device.*Accepted: 'auto', 'cpu', 'cuda'"
+    ):
+        placement.resolve_device(spec, counts=TWO)
+
+
+@pytest.mark.parametrize("spec", ["mps", "mps:1", torch.device("mps")])
+def test_explicit_mps_never_falls_back(spec):
+    with pytest.raises(RuntimeError, match="MPS devices are visible"):
+        placement.resolve_device(spec, counts=MAC if spec == "mps:1" else ONE)
+
+
+# The audit
+
+
+def test_audit_of_bert_lists_every_tensor():
+    model = tiny_bert()
+    table = placement.audit(model).set_index("name")
+    state = model.state_dict()
+    assert set(state) < set(table.index)
+    assert set(table.index) - set(state) == {"embeddings.position_ids", "embeddings.token_type_ids"}
+    assert table.kind.value_counts().to_dict() == {
+        "parameter": len(state),
+        "non-persistent buffer": 2,
+    }
+    assert table.bytes.sum() == sum(t.nbytes for t in [*model.parameters(), *model.buffers()])
+    row = table.loc["pooler.dense.weight"]
+    assert (row.device, row["dtype"], row["shape"], row.bytes, row.note) == (
+        "cpu",
+        "float32",
+        (32, 32),
+        4096,
+        "",
+    )
+    assert (placement.audit(model.to("meta")).note == "no data").all()
+
+
+def test_tied_tensors_count_once():
+    model = BertForMaskedLM(CONFIG)
+    table = placement.audit(model).set_index("name")
+    tied = table.loc["cls.predictions.decoder.weight"]
+    assert tied.bytes == 0
+    assert tied.note == "shares memory with bert.embeddings.word_embeddings.weight"
+    assert table.bytes[table.kind == "parameter"].sum() == sum(p.nbytes for p in model.parameters())
+    module = nn.Linear(4, 4, bias=False)
+    module.view = module.weight.detach().t()
+    table = placement.audit(module)
+    assert table.bytes.tolist() == [64, 0]
+    assert table.note[1] == "stays behind, shares memory with weight"
+
+
+def test_case_02_plain_attributes_are_found():
+    module = Scaled().to("meta")
+    assert placement.left_behind(module, "meta") == ["table"]
+    row = placement.audit(module).set_index("name").loc["table"]
+    assert (row.kind, row.device, row.note) == ("plain attribute", "cpu", "stays behind")
+    with pytest.raises(RuntimeError) as caught:
+        module(torch.ones(2, 4, device="meta"))
+    assert "Two devices" in device_errors.explain(caught.value)
+
+
+def test_case_02_wherever_they_hide():
+    @dataclasses.dataclass
+    class Cache:
+        keys: torch.Tensor
+
+    Pair = collections.namedtuple("Pair", "left right")
+    one = lambda: torch.ones(1)  # noqa: E731
+    module = Scaled()
+    module.linear.masks = [one(), {"deep": (one(), one())}]
+    module.cache = Cache(one())
+    module.bag = types.SimpleNamespace(inner={"x": [one()]})
+    module.pair = Pair(one(), None)
+    module.encoding = BatchEncoding({"ids": one()})
+    module.layers = [nn.Linear(2, 2)]  # not an nn.ModuleList: neither moved nor trained
+    module.loose = [nn.Parameter(one())]
+    module.me = [module]  # a cycle
+    module.alias = (
+        module.linear.weight.data_ptr,
+        [module.linear.weight],
+    )  # registered elsewhere: moves
+    module.register_buffer("kept", one())
+    module.empty = None
+    assert set(placement.left_behind(module.to("meta"), "meta")) == {
+        "table",
+        "linear.masks[0]",
+        "linear.masks[1]['deep'][0]",
+        "linear.masks[1]['deep'][1]",
+        "cache.keys",
+        "bag.inner['x'][0]",
+        "pair[0]",
+        "encoding['ids']",
+        "layers[0].weight",
+        "layers[0].bias",
+        "loose[0]",
+        "alias[1][0]",  # PyTorch made a new weight on meta, the list keeps the old one
+    }
+
+
+def test_device_of():
+    model = tiny_bert()
+    assert placement.device_of(model) == CPU
+    model.pooler.to("meta")
+    with pytest.raises(RuntimeError, match=r"'cpu': 39, 'meta': 2"):
+        placement.device_of(model)
+    with pytest.raises(RuntimeError, match="none"):
+        placement.device_of(nn.ReLU())
+
+
+# Moving
+
+
+@pytest.mark.parametrize(
+    ("thing", "in_place", "has_to"),
+    [
+        (nn.Linear(2, 2), True, True),
+        (torch.ones(2), False, True),
+        (inputs(), True, True),
+        ({"a": 1}, False, False),
+    ],
+    ids=["Module", "Tensor", "BatchEncoding", "dict"],
+)
+def test_case_06_to_without_assignment(thing, in_place, has_to):
+    assert hasattr(thing, "to") is has_to
+    if has_to:
+        returned = thing.to("meta")
+        first = next(thing.parameters()) if isinstance(thing, nn.Module) else thing
+        first = first["input_ids"] if isinstance(first, BatchEncoding) else first
+        assert (first.device == META) is in_place
+        assert (returned is thing) is in_place
+
+
+def test_case_06_move_knows_every_container():
+    Pair = collections.namedtuple("Pair", "left right")
+
+    @dataclasses.dataclass(frozen=True)
+    class Item:
+        ids: torch.Tensor
+        label: str
+
+    t = torch.ones
+    batch = {
+        "encodings": [inputs(), inputs()],
+        "pair": Pair(t(1), None),
+        "nested": (t(2), [t(3), {"x": t(4)}]),
+        "output": BaseModelOutput(last_hidden_state=t(1, 2, 4)),
+        "item": Item(t(1), "kept"),
+        "ordered": collections.OrderedDict(b=t(1), a=t(1)),
+        "set": {t(1)},
+        "text": "cuda",
+        "number": 3,
+        "none": None,
+    }
+    moved = placement.move(batch, "meta")
+    tensors = [
+        *(value for encoding in moved["encodings"] for value in encoding.values()),
+        moved["pair"].left,
+        moved["nested"][0],
+        moved["nested"][1][0],
+        moved["nested"][1][1]["x"],
+        moved["output"].last_hidden_state,
+        moved["output"]["last_hidden_state"],
+        moved["item"].ids,
+        moved["ordered"]["b"],
+        *moved["set"],
+    ]
+    assert len(tensors) == 15
+    assert all(tensor.device == META for tensor in tensors)
+    assert isinstance(moved["encodings"][0], BatchEncoding)
+    for name in ("pair", "output", "item", "ordered"):
+        assert type(moved[name]) is type(batch[name])
+    assert (moved["pair"].right, moved["item"].label) == (None, "kept")
+    assert (moved["text"], moved["number"], moved["none"]) == ("cuda", 3, None)
+    assert batch["encodings"][0]["input_ids"].device == CPU  # the old ones stay as they were
+    assert batch["output"].last_hidden_state.device == CPU
+    assert placement.move(pack_sequence([t(2)]), "meta").data.device == META
+
+
+def test_move_of_a_tokenizer_result_keeps_its_methods():
+    encoding = BatchEncoding({"input_ids": torch.tensor([[1]])}, n_sequences=1)
+    assert placement.move(encoding, "meta").n_sequences == 1
+
+
+def test_move_warns_about_what_stays():
+    with pytest.warns(UserWarning, match=r"stayed behind.*table.*register_buffer"):
+        moved = placement.move(Scaled(), "meta")
+    assert moved.linear.weight.device == META
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        placement.move(tiny_bert(), "meta")
+
+
+def test_move_refuses_optimizers_and_absent_devices():
+    with pytest.raises(TypeError, match="then build the optimizer"):
+        placement.move(torch.optim.SGD(nn.Linear(1, 1).parameters()), "cpu")
+    with pytest.raises(ValueError, match="did you mean 'cuda'"):
+        placement.move(torch.ones(1), "gpu")
+
+
+def test_case_08_tensors_without_data_are_named():
+    state = tiny_bert().state_dict()
+    with torch.device("meta"):
+        model = tiny_bert()
+    model.load_state_dict(state, assign=True)
+    with pytest.raises(
+        RuntimeError, match=r"embeddings\.position_ids, embeddings\.token_type_ids\. .*to_empty"
+    ) as caught:
+        placement.move(model, "cpu")
+    assert "pooler" not in str(caught.value)
+    assert model.pooler.dense.weight.device == CPU
+    with pytest.raises(NotImplementedError) as plain:
+        model.to("cpu")
+    assert "without data" in device_errors.explain(plain.value)
+    model.embeddings.position_ids = torch.arange(64).expand((1, -1))
+    model.embeddings.token_type_ids = torch.zeros(1, 64, dtype=torch.long)
+    assert placement.device_of(placement.move(model, "cpu")) == CPU
+    with pytest.raises(RuntimeError, match=r"meta device: a\[0\]"):
+        placement.move({"a": [torch.ones(1, device="meta")]}, "cpu")
+    assert placement.move(torch.ones(1, device="meta"), "meta").device == META
+
+
+def test_case_07_buffers_after_from_pretrained(tmp_path):
+    assert lost_on_reload(Ramp(CONFIG), tmp_path / "as pasted") == ["ramp"]
+    filled = type("Filled", (Ramp,), {"fill": True})
+    assert lost_on_reload(filled(CONFIG), tmp_path / "filled") == []
+    assert lost_on_reload(tiny_bert(), tmp_path / "bert") == []
+
+
+# Calling
+
+
+def test_case_01_device_of_the_model_that_is_called():
+    moved, called = tiny_bert().to("meta"), tiny_bert()
+    encoded = placement.move(inputs(), placement.device_of(moved))
+    with pytest.raises(RuntimeError) as caught:
+        placement.check_call(called, encoded)
+    text = str(caught.value)
+    assert "input 'input_ids' is on meta" in text
+    assert "'embeddings.word_embeddings.weight' is on cpu" in text
+    assert "The inputs moved and the model did not" in text
+    assert placement.check_call(called, inputs()) == CPU
+
+
+def test_case_04_which_side_did_not_move():
+    with pytest.raises(RuntimeError, match="The model moved and the inputs did not"):
+        placement.check_call(tiny_bert().to("meta"), inputs())
+    mixed = inputs()
+    mixed["attention_mask"] = mixed["attention_mask"].to("meta")
+    with pytest.raises(RuntimeError, match=r"^input 'attention_mask' is on meta; the model's"):
+        placement.check_call(tiny_bert(), mixed)
+    with pytest.raises(RuntimeError, match="input 'inputs' is on meta"):
+        placement.check_call(nn.Linear(2, 2), torch.ones(2, device="meta"))
+
+
+def test_case_84_first_call_names_the_device(capsys, monkeypatch):
+    model = tiny_bert()
+    first = placement.call(model, inputs())
+    again = placement.call(model, inputs())
+    assert capsys.readouterr().out == "BertModel computes on cpu\n"
+    assert torch.equal(first.pooler_output, again.pooler_output)
+    monkeypatch.setattr(
+        placement, "resolve_device", lambda spec=None: torch.device(spec or "cuda:0")
+    )
+    placement.call(tiny_bert(), inputs())
+    assert "cpu, while cuda:0 stands idle: model.to('cuda:0')" in capsys.readouterr().out
+    assert placement.call(nn.Linear(2, 2), torch.ones(1, 2)).shape == (1, 2)
+
+
+# The optimizer
+
+
+def test_case_39_optimizer_before_the_move():
+    model = nn.Linear(4, 4)
+    early = torch.optim.AdamW(model.parameters())
+    placement.check_optimizer(early, model)
+    model.to("meta")  # PyTorch makes new parameters there; on CUDA it keeps them
+    with pytest.raises(RuntimeError, match="only then build the optimizer"):
+        placement.check_optimizer(early, model)
+    placement.check_optimizer(torch.optim.AdamW(model.parameters()), model)
+
+
+def test_case_39_state_on_another_device():
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    placement.check_optimizer(optimizer, model)
+    saved = copy.deepcopy(optimizer.state_dict())
+    optimizer.state[model.bias]["exp_avg"] = torch.zeros(4, device="meta")
+    with pytest.raises(RuntimeError, match="'exp_avg' of bias is on meta, the parameter on cpu"):
+        placement.check_optimizer(optimizer, model)
+    optimizer.load_state_dict(saved)
+    placement.check_optimizer(optimizer, model)
+
+
+def test_optimizer_of_a_part_is_fine():
+    model, head = tiny_bert(), nn.Linear(32, 2)
+    placement.check_optimizer(torch.optim.SGD(model.pooler.parameters()), model)
+    placement.check_optimizer(torch.optim.SGD([*model.parameters(), *head.parameters()]), model)
+
+
+# Reading errors
+
+MODEL_STAYED, INPUTS_STAYED = (
+    "The inputs moved and the model did not",
+    "The model moved and the inputs did not",
+)
+SAME = "Expected all tensors to be on the same device, but "
+
+
+@pytest.mark.parametrize(
+    ("wording", "meaning"),
+    [
+        ("Input, output and indices must be on the current device", "Mostly the inputs moved and the model did not"),
+        (SAME + "got index is on cuda:0, different from other tensors on cpu (when checking argument in method "
+         "wrapper_CUDA__index_select)", MODEL_STAYED),
+        (SAME + "got index is on cpu, different from other tensors on cuda:0 (when checking argument in method "
+         "wrapper_CUDA__index_select)", INPUTS_STAYED),
+        (SAME + "got mat2 is on cpu, different from other tensors on cuda:0 (...)", MODEL_STAYED),
+        (SAME + "got mat1 is on cuda:1, different from other tensors on cuda:0 (...)", "to different devices"),
+        (SAME + "found at least two devices, cpu and cuda:0! (when checking argument for argument index in method "
+         "wrapper__index_select)", MODEL_STAYED),
+        (SAME + "found at least two devices, cuda:0 and cpu! (when checking argument for argument mat1 in method "
+         "wrapper_CUDA_addmm)", INPUTS_STAYED),
+        (SAME + "found at least two devices, cuda:0 and cpu!", "audit(model) and check_call(model, inputs)"),
+        ("Expected object of device type cuda but got device type cpu for argument #3 'index' in call to "
+         "_th_index_select", INPUTS_STAYED),
+        ("Expected object of device type cuda but got device type cpu for argument #1 'self' in call to "
+         "_th_index_select", MODEL_STAYED),
+        ("Expected object of backend CPU but got backend CUDA for argument #3 'index'", MODEL_STAYED),
+        ("Tensor for argument #2 'mat1' is on CPU, but expected it to be on GPU (while checking arguments for addmm)",
+         INPUTS_STAYED),
+        ("Tensor for 'out' is on CPU, Tensor for argument #1 'self' is on CPU, but expected them to be on GPU (while "
+         "checking arguments for addmm)", "is on CPU, the rest on GPU"),
+        ("Tensor for argument weight is on cpu but expected on mps", MODEL_STAYED),
+        ("indices should be either on cpu or on the same device as the indexed tensor (cpu)", MODEL_STAYED),
+        ("slow_conv2d_forward_mps: input(device='cpu') and weight(device=mps:0')  must be on the same device",
+         INPUTS_STAYED),
+        ("Placeholder storage has not been allocated on MPS device!", "two devices"),
+        ("module must have its parameters and buffers on device cuda:0 (device_ids[0]) but found one of them on "
+         "device: cpu", "two devices"),
+        ("Tensor on device cpu is not on the expected device meta!", "a tensor is on cpu, the rest on meta"),
+        ("Cannot copy out of meta tensor; no data!", "without data"),
+        ("Tensor.item() cannot be called on meta tensors", "without data"),
+        ("CUDA error: invalid device ordinal", "renumbered from 0"),
+        ("Torch not compiled with CUDA enabled", "build of torch cannot use"),
+        ("PyTorch is not linked with support for mps devices", "build of torch cannot use"),
+        ("Found no NVIDIA driver on your system.", "cuda_status"),
+        ("No CUDA GPUs are available", "cuda_status"),
+        ("Expected one of cpu, cuda, ipu, ... device type at start of device string: gpu", "resolve_device"),
+        ("Invalid device string: 'cuda: 0'", "resolve_device"),
+        ("Attempting to deserialize object on a CUDA device but torch.cuda.is_available() is False.", "map_location"),
+        ("can't convert cuda:0 device type tensor to numpy.", ".cpu()"),
+        ("'dict' object has no attribute 'to'", "move(inputs, device)"),
+        ("CUDA error: device-side assert triggered", "out of range"),
+        ("CUDA out of memory. Tried to allocate 20.00 MiB", "too small"),
+        ("The size of tensor a (3) must match the size of tensor b (4)", "Not a device error"),
+    ],
+)  # fmt: skip
+def test_case_04_wordings(wording, meaning):
+    assert meaning in device_errors.explain(RuntimeError(wording))
+    assert meaning in device_errors.explain(f"some/file.py:12: RuntimeError: {wording}")
+
+
+@pytest.mark.parametrize(
+    ("make", "meaning"),
+    [
+        (lambda: torch.device("gpu"), "resolve_device"),
+        (lambda: torch.device("cuda: 0"), "resolve_device"),
+        (lambda: torch.device(-1), "resolve_device"),
+        (lambda: torch.device(""), "resolve_device"),
+        (lambda: torch.ones(1, device="meta").numpy(), "without data"),
+        (lambda: nn.Linear(2, 2, device="meta").to("cpu"), "without data"),
+        (lambda: nn.Linear(2, 2)(torch.ones(1, 2, device="meta")), "Two devices"),
+        (lambda: {}.to("cpu"), "move(inputs, device)"),
+    ],
+)
+def test_errors_of_the_installed_torch(make, meaning):
+    with pytest.raises((RuntimeError, TypeError, NotImplementedError, AttributeError)) as caught:
+        make()
+    assert meaning in device_errors.explain(caught.value)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a torch that has no CUDA device")
+def test_error_of_a_missing_card():
+    with pytest.raises((RuntimeError, AssertionError)) as caught:
+        nn.Linear(2, 2).to("cuda")
+    assert "cuda_status" in device_errors.explain(caught.value)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_case_04_on_a_real_card():
+    with pytest.raises(RuntimeError) as caught:
+        tiny_bert()(**placement.move(inputs(), "cuda:0"))
+    assert MODEL_STAYED in device_errors.explain(caught.value)
+    with pytest.raises(RuntimeError) as caught:
+        tiny_bert().to("cuda:0")(**inputs())
+    assert INPUTS_STAYED in device_errors.explain(caught.value)
+
+
+# More of the same kinds
+
+
+@pytest.mark.parametrize(
+    ("spec", "likely"),
+    [
+        ("cuda:01", "cuda:1"),
+        ("cuda:", "cuda"),
+        ("cuda0", "cuda:0"),
+        ("cpu:1", "cpu"),
+        ("AUTO", "auto"),
+        ("MPS", "mps"),
+    ],
+)
+def test_case_10_hints_are_names_that_work(spec, likely):
+    with pytest.raises(ValueError, match=f"did you mean '{likely}'"):
+        placement.resolve_device(spec, counts=TWO)
+    assert placement.resolve_device(likely, counts={"cuda": 2, "mps": 1})
+
+
+def test_case_10_numpy_numbers_count_and_arrays_do_not():
+    assert placement.resolve_device(np.int64(1), counts=TWO) == torch.device("cuda:1")
+    assert placement.resolve_device(np.int64(-1), counts=TWO) == CPU
+    for junk in (np.array([0, 1]), np.bool_(True), np.float32(0)):
+        refused(junk)
+
+
+class Norm:
+    """Not a module, but called like one."""
+
+    __slots__ = ("mean",)
+
+    def __init__(self):
+        self.mean = torch.ones(1)
+
+    def __call__(self, x):
+        return x - self.mean
+
+
+def test_case_02_callables_slots_classes_and_read_only_mappings():
+    module = type("Tabled", (Scaled,), {"shared": torch.ones(2)})()
+    module.norm, module.bound = Norm(), Norm().__call__
+    module.partial = functools.partial(torch.add, torch.ones(1))
+    module.queue = collections.deque([torch.ones(1)])
+    module.proxy = types.MappingProxyType({"a": torch.ones(1)})
+    names = {
+        "table",
+        "shared",
+        "norm.mean",
+        "bound.__self__.mean",
+        "partial.args[0]",
+        "queue[0]",
+        "proxy['a']",
+    }
+    assert set(placement.left_behind(module.to("meta"), "meta")) == names
+
+
+def test_audit_of_unusual_tensors():
+    lazy = placement.audit(nn.LazyLinear(3))
+    assert lazy[["shape", "bytes", "note"]].values.tolist() == [[(), 0, "not initialised"]] * 2
+    module = nn.Module()
+    module.register_buffer("eye", torch.eye(100).to_sparse())
+    assert placement.audit(module)["bytes"].tolist() == [100 * (2 * 8 + 4)]
+    with pytest.raises(TypeError, match=r"not a dict.*\.model"):
+        placement.audit({"a": torch.ones(1)})
+
+
+def test_case_06_objects_cycles_and_sharing():
+    shared = torch.ones(1)
+    queue, others = collections.deque([shared], maxlen=3), collections.UserList([shared])
+    ring = [shared, types.SimpleNamespace(x=shared), queue, others]
+    ring.append(ring)
+    moved = placement.move(ring, "meta")
+    assert moved[4] is moved
+    assert moved[0].device == META
+    assert moved[0] is moved[1].x is moved[2][0] is moved[3][0]
+    assert (moved[2].maxlen, shared.device, ring[1].x is shared) == (3, CPU, True)
+    cache = DynamicCache()
+    cache.update(torch.ones(1, 1, 2, 2), torch.ones(1, 1, 2, 2), 0)
+    assert placement.move(cache, "meta").layers[0].keys.device == META
+    assert cache.layers[0].keys.device == CPU
+    with pytest.raises(TypeError, match="a generator can be read only once"):
+        placement.move((t for t in [shared]), "meta")
+    packed = placement.move(
+        pack_sequence([torch.ones(2, 1)]), "meta"
+    )  # its batch_sizes stay on the CPU
+    assert placement.check_call(nn.LSTM(1, 1).to("meta"), packed) == META
+
+
+def test_case_04_one_input_alone_moved():
+    mixed = inputs()
+    mixed["labels"] = torch.ones(1, device="meta")
+    with pytest.raises(
+        RuntimeError, match=r"'labels' is on meta.*The other inputs are there: inputs = move"
+    ):
+        placement.check_call(tiny_bert(), mixed)
+    assert placement.call(nn.Bilinear(1, 1, 1), (torch.ones(1), torch.ones(1))).shape == (1,)
+
+
+@pytest.mark.parametrize(
+    ("wording", "meaning"),
+    [
+        ("Input type (torch.cuda.FloatTensor) and weight type (torch.FloatTensor) should be the same", MODEL_STAYED),
+        ("Input type (torch.FloatTensor) and weight type (torch.cuda.FloatTensor) should be the same or input should "
+         "be a MKLDNN tensor", INPUTS_STAYED),
+        ("Input type (MPSFloatType) and weight type (torch.FloatTensor) should be the same", MODEL_STAYED),
+        ("Expected object of type torch.cuda.LongTensor but found type torch.LongTensor for argument #3 'index'",
+         INPUTS_STAYED),
+        (SAME[:-6] + ". addmm: expected 'mat1' to be a CPU tensor, but got tensor on cuda:0", MODEL_STAYED),
+        ("Unhandled FakeTensor Device Propagation for aten.mm.default, found two different devices cpu, meta",
+         "Two devices"),
+        ("Input and parameter tensors are not at the same device, found input tensor at cpu and parameter tensor at "
+         "cuda:0", INPUTS_STAYED),
+        ("arguments are located on different GPUs at THCTensorIndex.cu:397", "two devices"),
+        ("Input tensor is not an XLA tensor: CPUFloatType", "two devices"),
+        ("Expected a 'cuda' device type for generator but found 'cpu'", "generators have a device"),
+        ("Expected object of scalar type Long but got scalar type Float for argument #2 'mat2'", "dtype"),
+        ("Input type (torch.cuda.HalfTensor) and weight type (torch.cuda.FloatTensor) should be the same", "dtype"),
+        ("mat1 and mat2 must have the same dtype, but got Float and Half", "dtype"),
+        ("CUDA error: no kernel image is available for execution on the device", "build of torch cannot use"),
+        ("no CUDA-capable device is detected", "cuda_status"),
+        ("Cannot re-initialize CUDA in forked subprocess.", "Processes that load data"),
+        ("NCCL error in: ProcessGroupNCCL.cpp:1269, internal error", "several processes"),
+        ("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED", "out of range"),
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", "too small"),
+        ("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes.", "too small"),
+        ("index out of range in self", "beyond the model's table"),
+        ("Target 5 is out of bounds.", "beyond the model's table"),
+        ("the key ring ran out of memory slots", "Not a device error"),
+        ("", "Not a device error"),
+    ],
+)  # fmt: skip
+def test_case_04_more_wordings(wording, meaning):
+    assert meaning in device_errors.explain(RuntimeError(wording))
+    assert "too small" in device_errors.explain(MemoryError())

@@ -1,0 +1,118 @@
+"""`train-student` makes students that the loader reads, interrupted or not, and learns from no test snippet."""
+
+import json
+
+from helpers.core import metrics
+from helpers.lessons import distillation, sentiment
+from helpers.models import assets
+from helpers.tools import cli as command_line
+from helpers.tools import train
+
+import pytest
+import torch
+
+
+def test_the_texts_to_learn_from_hold_no_test_snippet_and_no_made_up_label():
+    examples, test = sentiment.transfer_texts(), sentiment.sentences("test")
+    assert examples["id"].is_unique
+    labelled = examples[examples["label"] != distillation.UNLABELLED]
+    assert labelled["text"].tolist() == sentiment.sentences("train")["text"].tolist()
+    assert not set(test["text"]) & (set(examples["text"]) - set(labelled["text"]))
+    assert examples.equals(sentiment.transfer_texts())
+
+
+@pytest.fixture
+def few(tmp_path, monkeypatch):
+    """Forty texts to learn from and thirty-two to test on; what is kept between runs lies in a folder of its own."""
+    monkeypatch.setattr(train.download, "root", lambda: tmp_path / "kept")
+    test = sentiment.sentences("test").sample(32, random_state=0)
+    sentences = {"test": test, "train": sentiment.sentences("train")}
+    monkeypatch.setattr(sentiment, "sentences", sentences.get)
+    monkeypatch.setitem(train.TRAINING, "epochs", 2)
+    return sentiment.transfer_texts().sample(40, random_state=0)
+
+
+def answers(folder, few):
+    return sentiment.logits(sentiment.student("two-layers", folder), few["text"])
+
+
+def test_the_recipe_makes_what_the_loader_reads(few, tmp_path):
+    record = train.train_student("two-layers", tmp_path / "whole", few, quiet=True)
+    assert record["texts"] == 40
+    assert not list((tmp_path / "kept").rglob("*.pt"))
+    untrained = sentiment.logits(sentiment.unfinished_student("two-layers"), few["text"])
+    assert not torch.allclose(answers(tmp_path / "whole", few), untrained, atol=1e-3)
+
+
+def test_an_interrupted_training_goes_on(few, tmp_path, monkeypatch):
+    """Stopped in its third step and run again, the recipe makes the same student as without the stop."""
+    train.train_student("two-layers", tmp_path / "whole", few, quiet=True)
+    run = distillation.train
+    monkeypatch.setattr(distillation, "KEEP_EVERY", 1)
+
+    def stop(step, loss):
+        if step == 3:  # of 4
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(
+        distillation, "train", lambda *args, **options: run(*args, **options, after_step=stop)
+    )
+    with pytest.raises(KeyboardInterrupt):
+        train.train_student("two-layers", tmp_path / "stopped", few, quiet=True)
+    assert not list((tmp_path / "stopped").rglob("change.safetensors"))
+    assert len(list((tmp_path / "kept").rglob("two-layers.pt"))) == 1
+    steps = []
+
+    def follow(*args, **options):
+        return run(*args, **options, after_step=lambda step, loss: steps.append(step))
+
+    monkeypatch.setattr(distillation, "train", follow)
+    train.train_student("two-layers", tmp_path / "stopped", few, quiet=True)
+    assert steps == [3, 4]
+    assert torch.equal(answers(tmp_path / "whole", few), answers(tmp_path / "stopped", few))
+    monkeypatch.setattr(sentiment, "adapter_digest", lambda adapter=None: "another")
+    with pytest.raises(ValueError, match="another teacher"):
+        answers(tmp_path / "whole", few)
+
+
+def test_there_is_no_student_without_a_plan(capsys):
+    assert command_line.main(["train-student", "no-layer"]) == 1
+    assert "there are three-layers, two-layers" in capsys.readouterr().err
+
+
+def test_the_stored_students_do_what_their_records_say():
+    test, teacher = sentiment.sentences("test"), sentiment.teacher()
+    base = metrics.accuracy(
+        test["label"], sentiment.logits(teacher, test["text"]).argmax(dim=1)
+    ).value
+    for (name, layers), share in zip(sentiment.LAYERS.items(), (0.99, 0.95), strict=True):
+        record = json.loads((sentiment.STUDENTS / name / "record.json").read_text())
+        student = sentiment.student(name)
+        found = metrics.accuracy(
+            test["label"], sentiment.logits(student, test["text"]).argmax(dim=1)
+        )
+        assert (
+            abs(100 * found.value - float(record["accuracy"][:4])) <= 0.1
+        )  # other CPUs may round otherwise
+        assert found.value >= share * base
+        assert record["layers"] == str(layers)
+        assert record["command"] == f"python -m helpers train-student {name}"
+        assert student.config.num_hidden_layers == len(layers)
+        assert f"the student {name!r}" in str(assets.provenance(student))
+
+
+def test_the_stored_logits_are_the_teachers_for_all_texts():
+    """Nothing is computed again when a student is trained: the file has every text's logits."""
+    examples = sentiment.transfer_texts()
+    ids, texts = examples["id"].tolist(), examples["text"].tolist()
+    before = sentiment.TEACHER_LOGITS.read_bytes()
+    teacher, tokenizer = sentiment.teacher(), assets.tokenizer("minilm")
+    stored = distillation.teacher_logits(teacher, tokenizer, ids, texts, sentiment.TEACHER_LOGITS)
+    assert sentiment.TEACHER_LOGITS.read_bytes() == before
+    picked = examples.sample(64, random_state=1).index.tolist()
+    assert torch.allclose(
+        stored[picked], sentiment.logits(teacher, [texts[row] for row in picked]), atol=1e-3
+    )
+    assert (
+        sum(path.stat().st_size for path in sentiment.STUDENTS.rglob("*") if path.is_file()) <= 5e6
+    )

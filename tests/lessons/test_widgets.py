@@ -1,0 +1,264 @@
+"""widgets: what the explorers show is what the formulas give, and it changes when something is moved."""
+
+from helpers.lessons import affine, memory, memory_grid
+from helpers.widgets import chooser, quantization, temperature
+from helpers.widgets.memory import memory_explorer
+
+import numpy
+import pandas
+import pytest
+
+
+def choice(explorer):
+    return {control.description: control for control in explorer.children[:-1]}
+
+
+def test_every_choice_was_predicted_ahead_and_the_file_is_small():
+    for model in memory_grid.MODELS:
+        for mode in memory_grid.MODES:
+            for dtype in memory_grid.DTYPES:
+                for lever in memory_grid.LEVERS:
+                    assert (
+                        memory_grid.estimate(model, mode, dtype, lever, 3, 40).total
+                        > memory.CUDA_CONTEXT
+                    )
+    assert memory_grid.GRID.stat().st_size <= 100_000
+
+
+def test_at_its_points_the_estimate_is_the_prediction():
+    """Fails if the file is older than the predictions: then run `python -m helpers.tools.memory_grid`."""
+    for batch, length in memory_grid.POINTS:
+        chosen = ("minilm", "training, AdamW", "mixed precision", "checkpointing")
+        predicted = memory.predict_peak(
+            "minilm", batch, length, device="cuda", **memory_grid.options(*chosen)
+        )
+        assert memory_grid.estimate(*chosen, batch, length).terms == predicted.terms
+
+
+@pytest.mark.parametrize(
+    ("chosen", "batch", "length"),
+    [
+        (("minilm", "inference", "float32", "none"), 8, 200),
+        (("minilm", "training, AdamW", "float32", "none"), 4, 72),
+        (("minilm", "training, SGD", "bfloat16 weights", "none"), 32, 304),
+        (("minilm", "training, AdamW", "float32", "LoRA and checkpointing"), 16, 448),
+        (("minilm", "training, AdamW", "mixed precision", "half of the layers frozen"), 8, 512),
+        (("minilm", "training, AdamW", "float32", "only the head trained"), 2, 104),
+        (("minilm", "training, AdamW", "bfloat16 weights", "only the head trained"), 128, 40),
+        (("minilm", "training, SGD", "float32", "LoRA, rank 8"), 1, 8),
+    ],
+    ids=str,
+)
+def test_in_between_it_stays_close_to_the_prediction(chosen, batch, length):
+    predicted = memory.predict_peak(
+        "minilm", batch, length, device="cuda", **memory_grid.options(*chosen)
+    )
+    assert memory_grid.estimate(*chosen, batch, length).total == pytest.approx(
+        predicted.total, rel=memory_grid.CLOSE
+    )
+
+
+def test_case_18_bert_large_is_trained_on_12_gib():
+    assert (
+        memory_grid.estimate("bert-large", "training, AdamW", "float32", "none", 4, 512).verdict(12)
+        == "fits"
+    )
+
+
+def test_moving_a_control_changes_number_and_picture():
+    explorer = memory_explorer()
+    controls, out = choice(explorer), explorer.children[-1]
+    for name, value in {
+        "batch": 4,
+        "length": 128,
+        "model": "bert-large",
+        "mode": "inference",
+    }.items():
+        before = out.value
+        controls[name].value = value
+        old, new = (text.split('alt="')[0] for text in (before, out.value))
+        assert old != new
+    assert controls["lever"].disabled
+    assert "bert-large, 4 texts of 128 tokens (interpolated" in out.value
+    assert "80 GiB: fits" in out.value
+
+
+def test_it_says_which_numbers_are_exact():
+    explorer = memory_explorer()
+    controls, out = choice(explorer), explorer.children[-1]
+    controls["batch"].value, controls["length"].value = 64, 256
+    assert "predicted for exactly this choice" in out.value
+    controls["mode"].value = "training, SGD"
+    assert "interpolated" in out.value
+
+
+MATRIX = (
+    numpy.random.default_rng(0).normal(0.01, 0.05, (6, 40)) * numpy.array([[1, 2, 1, 1, 8, 1]]).T
+)
+
+
+@pytest.mark.parametrize("per_channel", [False, True])
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("bits", [2, 3, 8])
+@pytest.mark.parametrize("shift", [0, 0.7, -0.7])
+def test_no_value_is_off_by_more_than_half_a_step(bits, symmetric, per_channel, shift):
+    values = MATRIX + shift
+    restored, scale, zero = affine.affine(values, bits, symmetric, per_channel)
+    assert scale.shape == zero.shape == ((6, 1) if per_channel else (1, 1))
+    assert (numpy.abs(restored - values) <= scale / 2 * (1 + 1e-9)).all()
+    levels = numpy.round(restored / scale + zero)
+    assert numpy.allclose((levels - zero) * scale, restored)
+    top = 2 ** (bits - 1) - 1
+    assert levels.min() >= (-top if symmetric else 0)
+    assert levels.max() <= (top if symmetric else 2**bits - 1)
+    assert not symmetric or not zero.any()
+    assert (zero == numpy.round(zero)).all()  # so 0 is a level
+
+
+def test_affine_agrees_with_torch():
+    restored, scale, zero = affine.affine(MATRIX, 8, False, True)
+    torch = pytest.importorskip("torch")
+    matrix, scales, zeros = (torch.tensor(x) for x in (MATRIX, scale[:, 0], zero[:, 0]))
+    made = torch.fake_quantize_per_channel_affine(
+        matrix.float(), scales.float(), zeros.float(), 0, 0, 255
+    )
+    assert numpy.abs(made.numpy() - restored).max() < 1e-5
+
+
+def test_a_scale_a_row_is_closer_and_zeros_stay_zeros():
+    whole, row = (
+        numpy.square(affine.affine(MATRIX, 4, True, each)[0] - MATRIX).mean()
+        for each in (False, True)
+    )
+    assert row < whole
+    spoiled = MATRIX.copy()
+    spoiled[2] = 0
+    assert not affine.affine(spoiled, 4, False, True)[0][2].any()
+    assert not affine.affine(numpy.zeros((2, 3)), 8, True, False)[0].any()
+
+
+@pytest.mark.parametrize(
+    ("weights", "bits", "message"),
+    [
+        (numpy.zeros(3), 8, "a row for each output"),
+        (numpy.zeros((0, 3)), 8, r"\(0, 3\)"),
+        ([[1.0, numpy.nan]], 8, "finite"),
+        ([[numpy.inf, 1.0]], 8, "finite"),
+        (MATRIX, 1, "from 2 to 8, not 1"),
+        (MATRIX, 2.5, "from 2 to 8, not 2.5"),
+    ],
+    ids=str,
+)
+def test_affine_names_what_is_wrong(weights, bits, message):
+    with pytest.raises(ValueError, match=message):
+        affine.affine(weights, bits, False, False)
+
+
+def test_the_quantization_picture_gives_levels_and_errors():
+    shown = quantization.quantization_picture(MATRIX, 3, True, True)
+    error = affine.affine(MATRIX, 3, True, True)[0] - MATRIX
+    share = numpy.sqrt(numpy.square(error).mean() / numpy.square(MATRIX).mean())
+    for words in (
+        "3 bits, symmetric, a scale for each of 6 rows",
+        "7 levels",
+        f"{abs(error).max():.4f}",
+        f"{share:.2%}",
+        'alt="',
+    ):
+        assert words in shown
+    assert "asymmetric, one scale: 256 levels" in quantization.quantization_picture(
+        MATRIX, 8, False, False
+    )
+    assert "square 0.00%" in quantization.quantization_picture(numpy.zeros((2, 3)), 8, False, False)
+
+
+def image(out):
+    return out.value.split('alt="')[0]
+
+
+def moving(explorer, moves):
+    """Set one control after the other: each time other words and another picture are shown."""
+    controls, out = choice(explorer), explorer.children[-1]
+    for name, value, words in moves:
+        before = image(out)
+        controls[name].value = value
+        assert words in out.value
+        assert image(out) != before
+
+
+def test_moving_the_quantization_explorer():
+    explorer = quantization.quantization_explorer(MATRIX)
+    assert "4 bits, symmetric, one scale: 15 levels" in explorer.children[-1].value
+    moves = (
+        ("bits", 2, "2 bits, symmetric, one scale: 3 levels"),
+        ("symmetric", False, "2 bits, asymmetric, one scale: 4 levels"),
+        ("a scale for", True, "2 bits, asymmetric, a scale for each of 6 rows"),
+    )
+    moving(explorer, moves)
+
+
+def test_softened_probabilities_are_the_formula():
+    p, entropy, gradient = temperature.softened((4.0, 1.0, -2.0), 2.0)
+    powers = numpy.exp([2.0, 0.5, -1.0])
+    assert numpy.allclose(p, powers / powers.sum())
+    assert entropy == pytest.approx(-(p * numpy.log2(p)).sum())
+    assert gradient == pytest.approx(numpy.linalg.norm(p - 1 / 3) / 2)
+    assert temperature.softened((7.0, 7.0), 0.5)[1:] == (1.0, 0.0)
+    assert temperature.softened((1000.0, -1000.0), 0.01)[:2] == (
+        pytest.approx([1, 0]),
+        0.0,
+    )  # no overflow
+
+
+def test_moving_the_temperature_explorer():
+    explorer = temperature.temperature_explorer()
+    assert "T = 2: probabilities 0.786, 0.175, 0.039" in explorer.children[-1].value
+    moves = (
+        (
+            "temperature",
+            64.0,
+            "T = 64: probabilities 0.349, 0.333, 0.318; entropy 1.58 of at most 1.58 bits",
+        ),
+        ("logit 1", 1.0, "probabilities 0.339, 0.339, 0.323"),
+    )
+    moving(explorer, moves)
+
+
+PIPELINES = pandas.DataFrame(
+    {"MB": [400.0, 90, 23, 11], "ms": [200.0, 12, 6, 1], "accuracy": [0.90, 0.895, 0.89, 0.85]},
+    index=["pasted", "small", "int8", "tiny"],
+)
+
+
+@pytest.mark.parametrize(
+    ("limits", "names"),
+    [
+        ((1000, 1000, 8), ["pasted", "small", "int8", "tiny"]),
+        ((90, 12, 0.6), ["small"]),  # a limit may be reached
+        ((50, 100, 2), ["int8"]),
+        ((1000, 1000, 0), ["pasted"]),
+        ((1, 1000, 8), []),
+    ],
+    ids=str,
+)
+def test_within_keeps_all_three_limits(limits, names):
+    assert list(chooser.within(PIPELINES, *limits).index) == names
+
+
+def test_the_fastest_within_limits_stands_out():
+    shown = chooser.choice_picture(PIPELINES, 100, 50, 2)
+    assert (
+        "At most 100 MB, 50 ms a sentence and 2.0 points to lose: int8 (23 MB, 6 ms, 1.0 points lost)."
+        in shown
+    )
+    assert "nothing here is within all three limits" in chooser.choice_picture(PIPELINES, 1, 50, 2)
+
+
+def test_moving_the_pipeline_chooser():
+    explorer = chooser.pipeline_chooser(PIPELINES)
+    assert ": int8 (23 MB" in explorer.children[-1].value  # loses exactly the one point
+    moves = (
+        ("points to lose", 6.0, ": tiny (11 MB"),
+        ("MB at most", 10**0.5, "Loosen one."),
+    )
+    moving(explorer, moves)

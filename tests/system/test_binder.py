@@ -1,0 +1,144 @@
+"""The Binder image as repo2docker plans it from binder/, without Docker; and its two scripts, run for real."""
+
+import logging
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from repo2docker.app import Repo2Docker
+from ruamel.yaml import YAML
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="the image is Linux; its scripts need bash")
+SCRIPTS = ("binder/postBuild", "binder/start", ".ci/run")
+
+
+@pytest.fixture(scope="module")
+def plan():
+    """The Dockerfile and the buildpack that repo2docker picks for this repository."""
+    before = Path.cwd()
+    os.chdir(ROOT)  # where repo2docker's buildpacks look for their files
+    try:
+        application = Repo2Docker(repo=str(ROOT))
+        packs = (kind(base_image=application.base_image) for kind in application.buildpacks)
+        pack = next(pack for pack in packs if pack.detect())
+        pack.platform = "linux/amd64"
+        return pack.render({"NB_USER": "jovyan", "NB_UID": "1000"}), pack
+    finally:
+        os.chdir(before)
+        logging.getLogger("repo2docker").handlers.clear()
+
+
+def test_conda_environment_is_read(plan):
+    dockerfile, pack = plan
+    assert type(pack).__name__ == "CondaBuildPack"
+    assert pack.python_version == "3.11"
+    assert '--file "binder/environment.yml"' in dockerfile
+    assert "RUN ./binder/postBuild" in dockerfile
+    assert 'ENV R2D_ENTRYPOINT="${REPO_DIR}/binder/start"' in dockerfile
+
+
+def test_constraints_and_pip_settings_are_there_when_packages_are_installed(plan):
+    """The whole repository is copied first, into the home folder."""
+    dockerfile, _ = plan
+    copied = dockerfile.index("COPY --chown=1000:1000 src/ ${REPO_DIR}/")
+    assert copied < dockerfile.index("env update")
+    assert "ARG REPO_DIR=${HOME}" in dockerfile
+    assert (ROOT / "binder/../constraints.txt").is_file()
+
+
+def test_case_89_no_pip_cache_in_the_image(tmp_path):
+    """pip itself, with a copy of this repository as its home folder, says that it has no cache."""
+    shutil.copytree(ROOT / ".config", tmp_path / ".config")
+    clean = {
+        name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "XDG_"))
+    }
+    command = [sys.executable, "-m", "pip", "cache", "dir"]
+    with_cache = subprocess.run(command, env=clean | {"HOME": "/"}, capture_output=True, text=True)
+    assert with_cache.returncode == 0
+    result = subprocess.run(
+        command, env=clean | {"HOME": str(tmp_path)}, capture_output=True, text=True
+    )
+    assert result.returncode == 1
+    assert "cache is disabled" in result.stderr
+    assert "--no-cache-dir" in (ROOT / "binder/postBuild").read_text()
+
+
+def test_case_89_no_cuda_package_can_get_in(plan):
+    """torch by the name of its CPU build, from PyTorch's CPU index; no other line can bring CUDA."""
+    dockerfile, _ = plan
+    *plain, pip = YAML(typ="safe").load((ROOT / "binder/environment.yml").read_text())[
+        "dependencies"
+    ]
+    torch = [line for line in pip["pip"] if re.match(r"torch\b", line)]
+    assert len(torch) == 1
+    assert torch[0].endswith("+cpu")
+    assert "--extra-index-url https://download.pytorch.org/whl/cpu" in pip["pip"]
+    for line in [*plain, *pip["pip"], dockerfile, (ROOT / "binder/postBuild").read_text()]:
+        assert not re.search(r"nvidia|triton|cuda|cu1\d\d", line, re.IGNORECASE)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_script_is_executable(script):
+    path = ROOT / script
+    assert path.read_bytes().startswith(b"#!/bin/bash\n")
+    assert b"\r" not in path.read_bytes()
+    subprocess.run(["bash", "-n", path], check=True)
+    assert path.stat().st_mode & stat.S_IXUSR
+    listed = subprocess.run(
+        ["git", "ls-files", "--stage", script], cwd=ROOT, capture_output=True, text=True
+    ).stdout
+    assert not listed or listed.startswith("100755"), "git does not know that it is executable"
+
+
+@pytest.mark.skipif(
+    not hasattr(os, "sched_setaffinity"), reason="this system cannot limit a process to some CPUs"
+)
+def test_start_sets_threads_to_the_usable_cpus_and_becomes_the_command():
+    program = "import os; print(os.getpid(), *(os.environ[f'{n}_NUM_THREADS'] for n in ('OMP', 'MKL', 'OPENBLAS')))"
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    one_cpu = {min(os.sched_getaffinity(0))}
+    process = subprocess.Popen(
+        [ROOT / "binder/start", "python", "-c", program],
+        env=os.environ | {"PATH": path},
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: os.sched_setaffinity(0, one_cpu),
+    )
+    assert process.communicate(timeout=30)[0].split() == [str(process.pid), "1", "1", "1"]
+
+
+def test_start_never_keeps_the_container_from_starting(tmp_path):
+    """Even if the package is broken, the command runs, with some number of threads."""
+    (tmp_path / "python").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "python").chmod(0o755)
+    path = os.pathsep.join([str(tmp_path), os.environ["PATH"]])
+    command = [ROOT / "binder/start", "sh", "-c", "echo threads $OMP_NUM_THREADS"]
+    assert re.fullmatch(
+        r"threads \d+\n",
+        subprocess.check_output(command, env=os.environ | {"PATH": path}, text=True),
+    )
+
+
+def test_post_build_survives_a_hub_that_refuses(tmp_path):
+    """The script with a python that records its calls and fails at fetching: it goes on to its end."""
+    (tmp_path / "python").write_text(
+        f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\n[ "$3" != fetch ]\n'
+    )
+    (tmp_path / "python").chmod(0o755)
+    path = os.pathsep.join([str(tmp_path), os.environ["PATH"]])
+    subprocess.run(
+        [ROOT / "binder/postBuild"],
+        env=os.environ | {"PATH": path},
+        check=True,
+        capture_output=True,
+    )
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert calls[0] == "-m pip install --no-cache-dir --no-deps --editable ."
+    assert "-m helpers fetch" in calls
+    assert calls[-1].startswith("-c import matplotlib")

@@ -1,0 +1,285 @@
+"""The real JupyterLab, started as a reader starts it, runs the first lesson in a real browser without an error."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+from helpers.tools import notebooks
+
+import pytest
+from playwright.sync_api import sync_playwright
+
+CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+# No sandbox for root in a container; the rest keeps the browser from asking the network for things of its own.
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking"]
+FLAGS += ["--disable-component-update", "--disable-sync", "--no-first-run"]
+TOKEN = "test"
+# No autosave: a test leaves the stored notebook as it is. No windowing: all cells are in the page, also unseen ones.
+SETTINGS = {
+    "docmanager-extension/plugin": {"autosave": False},
+    "notebook-extension/tracker": {"windowingMode": "none"},
+}
+# No cell has an output or a number: whatever is there later came from this run, and not from the file.
+CLEARED = """() => !document.querySelector('.jp-Notebook .jp-OutputArea-output')
+  && [...document.querySelectorAll('.jp-CodeCell .jp-InputPrompt')].every(one => one.textContent === '[ ]:')"""
+# Every cell has its number, or one has failed (then those behind it never run).
+FINISHED = """() => document.querySelector('[data-mime-type="application/vnd.jupyter.error"]')
+  || [...document.querySelectorAll('.jp-CodeCell .jp-InputPrompt')]
+    .every(one => /^\\[\\d+\\]:$/.test(one.textContent))"""
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    """JupyterLab as `python3 tutorial.py lab --no-browser --port N` starts it; gives its address."""
+    folder = tmp_path_factory.mktemp("lab")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [
+        sys.executable,
+        "-m",
+        "helpers",
+        "lab",
+        "--no-browser",
+        f"--port={port}",
+        "--allow-root",
+    ]
+    environment = {
+        name: str(folder / name) for name in ("JUPYTER_CONFIG_DIR", "JUPYTERLAB_SETTINGS_DIR")
+    }
+    environment |= {"JUPYTERLAB_WORKSPACES_DIR": str(folder / "workspaces"), "HF_HUB_OFFLINE": "1"}
+    for plugin, settings in SETTINGS.items():
+        path = folder / "JUPYTERLAB_SETTINGS_DIR" / "@jupyterlab" / f"{plugin}.jupyterlab-settings"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(settings), encoding="utf-8")
+    with (folder / "log").open("w") as log:
+        server = subprocess.Popen(
+            [*command, f"--IdentityProvider.token={TOKEN}"],
+            cwd=folder,
+            env=os.environ | environment,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        _wait_for(f"http://127.0.0.1:{port}/api", server, folder / "log")
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.terminate()
+        server.wait(30)
+        with pytest.raises(OSError, match="refused"):  # nothing of it is left running
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/api", timeout=2)
+
+
+def _wait_for(address: str, server: subprocess.Popen, log: Path) -> None:
+    for _ in range(240):
+        try:
+            urllib.request.urlopen(address, timeout=2).close()
+            return
+        except OSError:
+            assert server.poll() is None, log.read_text()
+            time.sleep(0.25)
+    raise AssertionError(log.read_text())
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Headless Chromium."""
+    assert CHROMIUM, (
+        "no chromium found: install Debian's package chromium or set CHROMIUM to a browser's path"
+    )
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+def open_notebook(browser, lab, name):
+    """Open a notebook, without the stored outputs: whatever is there afterwards came from this run; gives the page."""
+    page = browser.new_page(viewport={"width": 1280, "height": 1000})
+    page.goto(f"{lab}/lab/tree/notebooks/{name}?token={TOKEN}&reset")
+    code = sum(
+        cell["cell_type"] == "code"
+        for cell in json.loads((notebooks.NOTEBOOKS / name).read_bytes())["cells"]
+    )
+    page.wait_for_function(
+        "n => document.querySelectorAll('.jp-CodeCell').length === n", arg=code, timeout=60_000
+    )
+    page.get_by_text("Python 3 (ipykernel) | Idle").wait_for(timeout=60_000)
+    page.get_by_role("menuitem", name="Edit", exact=True).click()
+    page.get_by_text("Clear Outputs of All Cells", exact=True).click()
+    page.wait_for_function(CLEARED)
+    return page
+
+
+def run_all(browser, lab, name):
+    """Open a notebook, run all cells, and wait until the last one is done; returns the page."""
+    page = open_notebook(browser, lab, name)
+    page.get_by_role("menuitem", name="Run", exact=True).click()
+    page.get_by_text("Run All Cells", exact=True).click()
+    page.wait_for_function(FINISHED, timeout=150_000)
+    return page
+
+
+def errors(page) -> list[str]:
+    """Texts of all error outputs and of everything written to stderr."""
+    kinds = ("error", "stderr")
+    selector = ",".join(
+        f'.jp-OutputArea-output[data-mime-type="application/vnd.jupyter.{kind}"]' for kind in kinds
+    )
+    return [element.inner_text() for element in page.query_selector_all(selector)]
+
+
+def test_the_first_lesson_runs_in_the_browser(lab, browser):
+    page = run_all(browser, lab, "00_start_here.ipynb")
+    try:
+        assert errors(page) == []
+        assert (
+            "snippets change sides"
+            in page.query_selector_all(".jp-OutputArea-output")[-1].inner_text()
+        )
+        assert "Jupyter news" not in page.inner_text("body")
+        assert page.evaluate(
+            "() => [...document.querySelectorAll('.jp-Notebook img')].every(image => image.alt)"
+        )
+    finally:
+        page.close()
+
+
+def test_the_printed_address_opens_the_first_lesson(lab, browser):
+    page = browser.new_page(viewport={"width": 1280, "height": 1000})
+    try:
+        page.goto(f"{lab}/?token={TOKEN}")  # what is printed leads to where this does
+        page.wait_for_url("**/lab/tree/notebooks/00_start_here.ipynb**", timeout=30_000)
+        page.locator(".jp-CodeCell").first.wait_for(timeout=60_000)
+    finally:
+        page.close()
+
+
+def run_cell(page, text):
+    """Run the code cell that holds a text, wait until it is done, and return it."""
+    cell = page.locator(".jp-CodeCell", has_text=text).first
+    cell.locator(".cm-content").click()
+    page.keyboard.press("Control+Enter")
+    page.wait_for_function(
+        "cell => /^\\[\\d+\\]:$/.test(cell.querySelector('.jp-InputPrompt').textContent)",
+        arg=cell.element_handle(),
+        timeout=90_000,
+    )
+    return cell
+
+
+def moved(page, cell, act):
+    """Move something in a cell's widget; returns the seconds until number and picture have followed."""
+    caption, picture = cell.locator("figcaption"), cell.locator("figure img")
+    old = caption.inner_text(), picture.get_attribute("src")
+    start = time.perf_counter()
+    act(cell)
+    page.wait_for_function(
+        "([cell, old]) => cell.querySelector('figcaption').innerText !== old",
+        arg=[cell.element_handle(), old[0]],
+        timeout=10_000,
+    )
+    seconds = time.perf_counter() - start
+    assert picture.get_attribute("src") != old[1]
+    assert picture.get_attribute("alt") == caption.inner_text()
+    return seconds
+
+
+def press(key, number=0):
+    """Moves the slider with this number (-1: the last) by a key."""
+    return lambda cell: cell.locator(".noUi-handle").nth(number).press(key)
+
+
+def select(option, number=0):
+    """Chooses in the list with this number."""
+    return lambda cell: cell.locator("select").nth(number).select_option(option)
+
+
+def tick(cell):
+    """Clicks the only checkbox."""
+    cell.locator("input[type=checkbox]").click()
+
+
+# Notebook, cells to run before the widget's, words of the widget's cell, caption at first, moves and captions.
+WIDGETS = {
+    "memory": (
+        "02_gpu_memory.ipynb",
+        ["import accelerate"],
+        "widgets.memory_explorer()",
+        "bert-base, 32 texts of 512 tokens",
+        [
+            (press("ArrowLeft", -1), "32 texts of 504 tokens (interpolated"),  # the length
+            (select("bert-large"), "bert-large, 32 texts"),
+            (select("inference", 1), "8 GiB: fits"),
+        ],
+    ),
+    "quantization": (
+        "05_quantization.ipynb",
+        ["import copy", "sentiment.teacher()", "weights = "],
+        "widgets.quantization_explorer(",
+        "4 bits, symmetric, one scale: 15 levels",
+        [
+            (press("ArrowLeft"), "3 bits, symmetric, one scale: 7 levels"),
+            (tick, "3 bits, asymmetric, one scale: 8 levels"),
+            (select("per output channel"), "3 bits, asymmetric, a scale for each of 384 rows"),
+        ],
+    ),
+    "temperature": (
+        "06_distillation.ipynb",
+        ["import shutil"],
+        "widgets.temperature_explorer()",
+        "T = 2: probabilities 0.786, 0.175, 0.039",
+        [
+            (press("ArrowRight", -1), "T = 2.38: probabilities"),
+            (press("ArrowLeft"), "T = 2.38: probabilities 0.690, 0.241, 0.068"),  # the first logit
+        ],
+    ),
+    "pipelines": (
+        "08_put_it_together.ipynb",
+        [
+            *(
+                "import functools",
+                "sentiment.export",
+                "quantization.onnx_dynamic",
+                "test = sentiment",
+                "bert_base, teacher",
+            ),
+            *("def opened", "def batched", "cpus = machine", "exact, three"),
+            *("pipelines = {}", "took = timing", "table = pd"),
+        ],
+        "widgets.pipeline_chooser(",
+        "At most 200 MB, 20 ms a sentence and 1.0 points to lose: ",
+        [
+            (press("ArrowLeft", -1), "20 ms a sentence and 0.9 points to lose: "),
+            (press("ArrowLeft", 1), "200 MB, 17.8 ms a sentence"),
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "words", "caption", "moves"), WIDGETS.values(), ids=WIDGETS
+)
+def test_a_widget_answers_when_it_is_moved(lab, browser, name, before, words, caption, moves):
+    page = open_notebook(browser, lab, name)
+    try:
+        for text in before:
+            run_cell(page, text)
+        cell = run_cell(page, words)
+        shown = cell.locator("figcaption")
+        shown.wait_for(timeout=20_000)
+        assert caption in shown.inner_text()
+        times = []
+        for act, caption in moves:
+            times.append(moved(page, cell, act))
+            assert caption in shown.inner_text()
+        assert max(times) < 1, times
+        assert errors(page) == []
+    finally:
+        page.close()

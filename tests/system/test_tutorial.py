@@ -1,0 +1,466 @@
+"""tutorial.py on a miniature of this project: real interpreters, real venvs, real pip, but packages of a few bytes.
+
+The miniature's torch comes from a folder of wheels and its build backend stands in its own folder, so that nothing
+needs a network; the backend can be told to wait, which makes "in the middle of pip" a moment that a test can hit.
+"""
+
+import ast
+import contextlib
+import errno
+import importlib.util
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BACKEND = """
+import os, pathlib, time, zipfile
+
+def build_editable(folder, config_settings=None, metadata_directory=None):
+    if os.environ.get("MINI_WAIT"):
+        pathlib.Path(os.environ["MINI_WAIT"]).touch()
+        time.sleep(1)
+    name = "mini-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(os.path.join(folder, name), "w") as wheel:
+        wheel.writestr("mini.pth", os.path.abspath("src"))
+        metadata = pathlib.Path("METADATA").read_text()
+        files = {"METADATA": metadata, "WHEEL": "Wheel-Version: 1.0\\nTag: py3-none-any\\n", "RECORD": ""}
+        for file, text in files.items():
+            wheel.writestr("mini-1.0.dist-info/" + file, text)
+    return name
+"""
+HELPERS = "import sys, torch; print('ran', sys.argv[1:], torch.__name__); sys.exit(7 if 'fail' in sys.argv else 0)"
+
+
+@pytest.fixture(scope="module")
+def tutorial():
+    """The script as a module, for its pure functions."""
+    return load(ROOT)
+
+
+def load(folder):
+    spec = importlib.util.spec_from_file_location("tutorial", folder / "tutorial.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def wheel(folder, name, version):
+    """Write the smallest wheel that pip installs."""
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as file:
+        file.writestr(f"{name}.py", "")
+        info = f"{name}-{version}.dist-info/"
+        file.writestr(
+            info + "METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        )
+        file.writestr(info + "WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        file.writestr(info + "RECORD", "")
+
+
+class Mini:
+    """A miniature of the project in a folder of its own."""
+
+    def __init__(self, folder):
+        if os.name == "nt":
+            pytest.skip("these tests look into POSIX's places and send POSIX's signals")
+        self.folder, self.wheels = (
+            folder / "a project",
+            folder / "wheels",
+        )  # a space: paths are never pasted together
+        (self.folder / "src/helpers").mkdir(parents=True)
+        self.wheels.mkdir()
+        (self.folder / "tutorial.py").write_text((ROOT / "tutorial.py").read_text())
+        (self.folder / "constraints.txt").write_text("tool==1.0\n")
+        (self.folder / "backend.py").write_text(BACKEND)
+        (self.folder / "src/helpers/__init__.py").touch()
+        (self.folder / "src/helpers/__main__.py").write_text(HELPERS)
+        self.require("torch==2.13.0")
+        for name, version in (("torch", "2.13.0"), ("tool", "1.0"), ("tool", "2.0")):
+            wheel(self.wheels, name, version)
+        self.stamp = self.folder / ".venv/tutorial.json"
+        self.log = self.folder / ".venv/tutorial-pip.log"
+
+    def require(self, torch):
+        (self.folder / "pyproject.toml").write_text(
+            '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+            f'[project]\nname = "mini"\nversion = "1.0"\ndependencies = ["{torch}"]\n'
+            '[project.optional-dependencies]\ntest = ["tool"]\n'
+        )
+        (self.folder / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: mini\nVersion: 1.0\nRequires-Dist: {torch}\n"
+            "Provides-Extra: test\nRequires-Dist: tool; extra == 'test'\n"
+        )
+
+    def start(self, *arguments, **variables):
+        # PYTHONPATH would mix this session's packages into the miniature: tutorial.py has to keep it out.
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
+        pip = {
+            "PIP_NO_INDEX": "1",
+            "PIP_FIND_LINKS": str(self.wheels),
+            "PIP_CONFIG_FILE": os.devnull,
+        }
+        return subprocess.Popen(
+            [sys.executable, str(self.folder / "tutorial.py"), *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**clean, **pip, "PYTHONPATH": str(ROOT / "src"), **variables},
+            cwd=self.wheels,  # anywhere but the project: it is started by its path
+        )
+
+    def run(self, *arguments, **variables):
+        process = self.start(*arguments, **variables)
+        out, error = process.communicate(timeout=180)
+        assert "Traceback" not in out + error
+        return process.returncode, out, error
+
+    def finished(self):
+        return self.stamp.exists() and bool(json.loads(self.stamp.read_text())["packages"])
+
+
+def wait_for(condition, seconds=120):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def mini(tmp_path):
+    return Mini(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory):
+    """A miniature whose environment was begun several times: each start was killed a little later than the last."""
+    project = Mini(tmp_path_factory.mktemp("killed"))
+    venv = project.folder / ".venv"
+    moments = {
+        "before anything": venv.exists,
+        "in the making of .venv": lambda: list(venv.glob("lib/*/site-packages/pip")),
+        "between torch and the rest": lambda: list(
+            venv.glob("lib/*/site-packages/torch-2.13.0.dist-info/INSTALLER")
+        ),
+    }
+    for moment, reached in moments.items():
+        process = project.start("doctor")
+        wait_for(reached)
+        process.kill()
+        out, error = process.communicate()
+        assert "ran [" not in out, moment
+        assert "Traceback" not in error, moment
+        assert not project.finished(), moment
+    return project
+
+
+@pytest.fixture(scope="module")
+def built(killed):
+    """The same with a finished environment, made by two starts at the same time; each test leaves it finished."""
+    pair = [killed.start("doctor", "--any", "option") for _ in range(2)]
+    said = [process.communicate(timeout=180) for process in pair]
+    killed.pair = [
+        (process.returncode, out, error) for process, (out, error) in zip(pair, said, strict=True)
+    ]
+    return killed
+
+
+def test_after_kills_two_starts_at_once_make_one_environment(built):
+    assert [(code, error) for code, _, error in built.pair] == [(0, ""), (0, "")]
+    outs = [out for _, out, _ in built.pair]
+    assert all("ran ['doctor', '--any', 'option'] torch" in out for out in outs)
+    assert sorted(out.count("done") for out in outs) == [0, 3]
+    assert any("waiting" in out for out in outs)
+    assert built.finished()
+
+
+def test_second_run_installs_nothing_in_under_two_seconds(built):
+    log, seconds = built.log.read_bytes(), []
+    for _ in range(3):  # the fastest of three: what else the machine is doing is not the question
+        start = time.monotonic()
+        code, out, _ = built.run("doctor")
+        seconds.append(time.monotonic() - start)
+        assert (code, out) == (0, "ran ['doctor'] torch\n")
+    assert min(seconds) < 2
+    assert built.log.read_bytes() == log
+    assert not (built.folder / ".venv/tmp").exists()
+
+
+def test_exit_code_is_that_of_the_command(built):
+    assert built.run("bench", "fail")[0] == 7
+
+
+def test_test_adds_the_constrained_tools_and_later_runs_keep_them(built):
+    assert built.run("test", "-x")[1].endswith("ran ['test', '-x'] torch\n")
+    assert list(
+        built.folder.glob(".venv/lib/*/site-packages/tool-1.0.dist-info")
+    )  # 2.0 is there too, but not allowed
+    assert built.run("doctor")[1] == "ran ['doctor'] torch\n"
+    assert json.loads(built.stamp.read_text())["test"]
+
+
+def test_changed_pin_is_installed_into_the_same_environment(built):
+    wheel(built.wheels, "torch", "2.13.1")
+    kept = built.folder / ".venv/kept"
+    kept.touch()
+    built.require("torch==2.13.1")
+    assert "PyTorch 2.13.1" in built.run("doctor")[1]
+    assert kept.exists()
+    assert list(built.folder.glob(".venv/lib/*/site-packages/torch-2.13.1.dist-info"))
+
+
+def test_local_build_of_the_pinned_torch_is_left_alone(built, tutorial):
+    info = next(built.folder.glob(".venv/lib/*/site-packages/torch-*.dist-info"))
+    metadata = (info / "METADATA").read_text()
+    version = info.name[len("torch-") : -len(".dist-info")]
+    (info / "METADATA").write_text(metadata.replace(version, version + "+cpu"))
+    (built.folder / "constraints.txt").write_text("tool==1.0\n# a change\n")
+    code, out, _ = built.run("doctor")
+    assert code == 0
+    assert "PyTorch" not in out
+    (info / "METADATA").write_text(metadata)
+
+
+def test_environment_of_somebody_else_is_used_and_never_deleted(built):
+    own = built.folder / ".venv/own notes"
+    own.touch()
+    built.stamp.unlink()
+    process = built.start("test", MINI_WAIT=str(built.wheels / "in pip"))
+    wait_for((built.wheels / "in pip").exists)
+    process.kill()
+    process.communicate()
+    assert not built.finished()
+    assert built.run("doctor")[0] == 0
+    assert built.finished()
+    assert own.exists()
+
+
+def test_environment_of_somebody_else_without_a_usable_python(mini):
+    (mini.folder / ".venv/bin").mkdir(parents=True)
+    (mini.folder / ".venv/bin/python").symlink_to(mini.folder / "gone")
+    for _ in range(2):
+        code, _, error = mini.run("doctor")
+        assert code == 1
+        assert "Move it away" in error
+    assert (mini.folder / ".venv/bin/python").is_symlink()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_stopped_politely(mini, number, code):
+    process = mini.start("doctor")
+    wait_for((mini.folder / ".venv/pyvenv.cfg").exists)
+    process.send_signal(number)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert "Traceback" not in error
+    assert not mini.finished()
+    with (mini.folder / ".venv/tutorial.lock").open(
+        "a"
+    ) as file:  # nothing that it started is still at work
+        assert load(mini.folder).acquired(file)
+
+
+def test_broken_python_and_moved_folder_are_noticed(built, tmp_path):
+    """Without building again: the stamp of a finished environment is no longer believed."""
+    module, stamp = load(built.folder), json.loads(built.stamp.read_text())
+    assert module.intact(stamp)
+    assert not module.intact({**stamp, "root": str(tmp_path)})
+    assert not module.intact({**stamp, "python": "3.10"})
+    module.PYTHON = tmp_path / "gone"
+    assert not module.intact(stamp)
+
+
+def test_no_network(built, monkeypatch):
+    """pip against a port on which nobody listens; its retries are cut short to save the test's time."""
+    module = load(built.folder)
+    monkeypatch.setenv("PIP_RETRIES", "1")
+    pip = [
+        str(module.PYTHON),
+        "-m",
+        "pip",
+        "install",
+        "--index-url",
+        "http://127.0.0.1:9/",
+        "absent",
+    ]
+    with (
+        module.LOCK.open("a") as locked,
+        pytest.raises(module.SetupError, match="could not be reached") as caught,
+    ):
+        module.step("Installing what is not there", pip, locked)
+    assert str(built.log) in str(caught.value)
+
+
+def test_usage_installs_nothing(mini):
+    for arguments in ([], ["--help"], ["-h"]):
+        code, out, _ = mini.run(*arguments)
+        assert code == 0
+        assert "usage: python3 tutorial.py" in out
+    for mistyped in ("--port", "dcotor"):
+        code, _, error = mini.run(mistyped)
+        assert code == 2
+        assert error.startswith(f"{mistyped} is no command.")
+    assert not (mini.folder / ".venv").exists()
+
+
+def test_the_commands_are_those_of_the_package(tutorial):
+    found = subprocess.run(
+        [sys.executable, "-m", "helpers", "--help"], capture_output=True, text=True, check=True
+    )
+    assert set(re.search(r"{(.*?)}", found.stdout, re.DOTALL)[1].split(",")) == set(
+        tutorial.COMMANDS
+    )
+    assert all(command in tutorial.USAGE for command in tutorial.COMMANDS)
+
+
+def in_folder(tutorial, monkeypatch, folder):
+    """Point the module at an empty folder, without a step that runs anything."""
+    for name in ("VENV", "STAMP", "LOCK", "PYTHON"):
+        monkeypatch.setattr(tutorial, name, folder / getattr(tutorial, name).relative_to(ROOT))
+    monkeypatch.setattr(tutorial, "nvidia_driver", lambda: False)
+    monkeypatch.setattr(tutorial, "step", lambda *arguments: pytest.fail("a step was run"))
+
+
+def test_too_little_disk(tutorial, monkeypatch, tmp_path, capsys):
+    in_folder(tutorial, monkeypatch, tmp_path)
+    monkeypatch.setattr(
+        tutorial.shutil, "disk_usage", lambda path: tutorial.shutil._ntuple_diskusage(9e9, 8e9, 1e9)
+    )
+    assert tutorial.main(["doctor"]) == 1
+    assert "needs 2.5 GB free while it is made; there are 1.0 GB" in capsys.readouterr().err
+
+
+def test_no_ensurepip(tutorial, monkeypatch, tmp_path, capsys):
+    in_folder(tutorial, monkeypatch, tmp_path)
+    monkeypatch.setattr(tutorial.importlib.util, "find_spec", lambda name: None)
+    assert tutorial.main(["doctor"]) == 1
+    assert f"apt install python3.{sys.version_info[1]}-venv" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "advice"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), "disk is full"),
+        (PermissionError(errno.EACCES, "Permission denied"), "yours to write in"),
+        (OSError(errno.EROFS, "Read-only file system"), "yours to write in"),
+    ],
+)
+def test_system_errors_become_sentences(tutorial, monkeypatch, tmp_path, capsys, error, advice):
+    in_folder(tutorial, monkeypatch, tmp_path)
+
+    def fail(**stamp):
+        raise error
+
+    monkeypatch.setattr(tutorial, "write_stamp", fail)
+    assert tutorial.main(["doctor"]) == 1
+    assert advice in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("said", "advice"),
+    [
+        ("WARNING: Retrying (Retry(total=4)) after connection broken by 'NewConnectionError(...)'\n"
+         "ERROR: Could not find a version that satisfies the requirement torch\n"
+         "ERROR: No matching distribution found for torch==2.13.0", "Check the network"),
+        ("[Errno 11001] getaddrinfo failed", "Check the network"),
+        ("ERROR: No matching distribution found for torch==2.13.0", "does not exist for this machine"),
+        ("ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device", "disk is full"),
+        ("ERROR: Could not install packages due to an OSError: [WinError 5] Access is denied", "still uses .venv"),
+        ("one\n" * 20 + "error: subprocess-exited-with-error", "subprocess-exited-with-error"),
+    ],
+)  # fmt: skip
+def test_what_pip_says_becomes_a_sentence(tutorial, said, advice):
+    assert advice in tutorial.explain(said)
+    assert len(tutorial.explain(said).splitlines()) < 10
+
+
+def test_script_has_no_syntax_newer_than_python_36():
+    ast.parse((ROOT / "tutorial.py").read_text(), feature_version=(3, 6))
+
+
+@pytest.mark.parametrize("version", ["3.6", "3.8", "3.10", "3.14"])
+def test_python_too_old_or_too_new(tutorial, monkeypatch, version):
+    monkeypatch.setenv("PATH", "")
+    sentence = tutorial.python_problem(version)
+    assert f"this is Python {version}." in sentence
+    assert "3.11, 3.12 or 3.13" in sentence
+
+
+@pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
+def test_python_that_will_do(tutorial, version):
+    assert tutorial.python_problem(version) is None
+
+
+def test_python_problem_names_only_an_interpreter_that_runs(tutorial, monkeypatch, tmp_path):
+    """Version managers put launchers on PATH that start nothing."""
+    for name, works in {"python3.13": False, "python3.12": True}.items():
+        version = "print 3.12" if works else "exit 127"
+        (tmp_path / name).write_text(f"#!/bin/sh\n{version.replace('print', 'echo')}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "Run: python3.12 tutorial.py" in tutorial.python_problem("3.9")
+    (tmp_path / "python3.12").unlink()
+    assert "Install one of them" in tutorial.python_problem("3.9")
+
+
+@pytest.mark.parametrize("version", ["3.6", "3.8", "3.10"])
+def test_real_old_interpreter_gets_a_sentence(version):
+    found = sorted(Path("~/.pyenv/versions").expanduser().glob(f"{version}.*/bin/python3"))
+    if not found:
+        pytest.skip(f"no Python {version} on this machine")
+    result = subprocess.run(
+        [found[0], ROOT / "tutorial.py", "doctor"], capture_output=True, text=True
+    )
+    assert result.returncode == 1
+    assert f"this is Python {version}" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+CPU = ["torch==2.13.0+cpu", "--extra-index-url", "https://download.pytorch.org/whl/cpu"]
+
+
+@pytest.mark.parametrize(
+    ("system", "machine", "driver", "reachable", "arguments"),
+    [
+        ("Linux", "x86_64", False, True, CPU),
+        ("Linux", "aarch64", False, True, CPU),
+        ("Linux", "x86_64", False, False, ["torch==2.13.0"]),
+        ("Linux", "ppc64le", False, True, ["torch==2.13.0"]),
+        ("Linux", "x86_64", True, True, ["torch==2.13.0"]),
+        ("Darwin", "arm64", False, True, ["torch==2.13.0"]),
+        ("Windows", "AMD64", False, True, ["torch==2.13.0"]),
+        ("Windows", "AMD64", True, False, ["torch==2.13.0"]),
+        ("Windows", "AMD64", True, True, ["torch==2.13.0+cu130", "--extra-index-url", "https://download.pytorch.org/whl/cu130"]),
+    ],
+)  # fmt: skip
+def test_torch_for_each_machine(tutorial, system, machine, driver, reachable, arguments):
+    assert (
+        tutorial.torch_source("2.13.0", system, machine, driver, lambda url: reachable)[1]
+        == arguments
+    )
+
+
+def test_probe_of_an_index_ends_within_seconds(tutorial):
+    import http.server
+    import socket
+    import threading
+
+    with http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler
+    ) as server:
+        server.RequestHandlerClass.log_message = lambda *arguments: None
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        assert tutorial.answers(f"http://127.0.0.1:{server.server_port}/")
+        assert not tutorial.answers(f"http://127.0.0.1:{server.server_port}/nothing-here")
+        server.shutdown()
+    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as silent:
+        start = time.monotonic()
+        assert not tutorial.answers(f"http://127.0.0.1:{silent.getsockname()[1]}/", seconds=1)
+        assert 0.9 < time.monotonic() - start < 3

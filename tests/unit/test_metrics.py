@@ -1,0 +1,102 @@
+"""scores: intervals that cover, a paired test that agrees with the textbook."""
+
+import random
+
+from helpers.core import metrics
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+
+def test_wilson_interval_of_a_textbook_value():
+    """81 right of 263: Wilson's interval is 25.5 % to 36.6 % (Newcombe, Statistics in Medicine 17 (1998), table I)."""
+    found = metrics.accuracy([1] * 263, [1] * 81 + [0] * 182)
+    assert (found.value, found.n) == (81 / 263, 263)
+    assert (found.low, found.high) == (
+        pytest.approx(0.2553, abs=5e-5),
+        pytest.approx(0.3662, abs=5e-5),
+    )
+
+
+@pytest.mark.parametrize(("right", "bound"), [(0, "low"), (10, "high")])
+def test_it_stays_within_0_and_1(right, bound):
+    found = metrics.accuracy([1] * 10, [1] * right + [0] * (10 - right))
+    assert getattr(found, bound) == pytest.approx(found.value, abs=1e-12)
+    assert 0.2 < found.high - found.low < 0.4
+
+
+def test_none_right_of_any_number_is_0_and_not_minus_0():
+    for n in range(1, 100):
+        assert "-0.0" not in str(metrics.accuracy([1] * n, [0] * n))
+        assert metrics.accuracy([1] * n, [1] * n).high <= 1
+
+
+def test_the_interval_covers_the_truth_about_95_times_in_100():
+    rng, truth, hits = random.Random(0), 0.88, 0
+    for _ in range(1000):
+        answers = [rng.random() < truth for _ in range(200)]
+        found = metrics.accuracy([1] * 200, answers)
+        hits += found.low <= truth <= found.high
+    assert 930 <= hits <= 970
+
+
+def test_exact_mcnemar_by_hand():
+    """10 texts that only a gets right, 2 that only b does: p = 2 * (C(12,0) + C(12,1) + C(12,2)) / 2**12."""
+    a = np.array([1] * 10 + [0] * 2 + [1] * 88)
+    b = np.array([0] * 10 + [1] * 2 + [1] * 88)
+    found = metrics.paired(np.ones(100, dtype=int), a, b)
+    assert (found.only_a, found.only_b, found.p) == (10, 2, pytest.approx(2 * 79 / 4096))
+    assert found.difference == pytest.approx(-0.08)
+    assert found.low < -0.08 < found.high < 0
+    assert "-8.0 points" in str(found)
+
+
+def test_equal_models_do_not_differ():
+    found = metrics.paired([0, 1, 1], [0, 1, 0], [0, 1, 0])
+    assert (found.difference, found.low, found.high, found.p) == (0, 0, 0, 1)
+
+
+def test_the_paired_test_seldom_finds_what_is_not_there():
+    rng, found = random.Random(1), 0
+    for _ in range(500):
+        a, b = ([rng.random() < 0.85 for _ in range(300)] for _ in "ab")
+        found += metrics.paired([1] * 300, a, b).p < 0.05
+    assert found <= 25
+
+
+@pytest.mark.parametrize("predictions", [[], [1], [1, 0, 1]])
+def test_lengths_that_differ_are_refused(predictions):
+    with pytest.raises(ValueError, match="one for each"):
+        metrics.accuracy([1, 0], predictions)
+    with pytest.raises(ValueError, match="one for each"):
+        metrics.accuracy([], [])
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.array([0.9, 0.8]),
+        [1.5, 1],
+        ["pos", "neg"],
+        [1, None],
+        [1, float("nan")],
+        [1, float("inf")],
+        [1, -100],
+        np.zeros((2, 2)),
+    ],
+    ids=["shares", "halves", "words", "None", "NaN", "infinity", "no label", "logits"],
+)
+def test_what_is_no_label_is_refused(values):
+    for pair in (([1, 1], values), (values, [1, 1])):
+        with pytest.raises(ValueError, match="is no label"):
+            metrics.accuracy(*pair)
+    with pytest.raises(ValueError, match="is no label"):
+        metrics.paired([1, 1], [1, 1], values)
+
+
+def test_labels_of_every_kind_count():
+    kinds = ([1, 0], [True, False], np.array([1, 0]), np.array([True, False]), np.array([1.0, 0.0]))
+    for values in (*kinds, torch.tensor([1, 0]), pd.Series([1, 0], index=[7, 9])):
+        assert metrics.accuracy([1, 0], values).value == 1

@@ -1,0 +1,94 @@
+"""plots: a figure reaches the page as a picture with a text alternative, and is closed."""
+
+import base64
+import re
+from html.parser import HTMLParser
+
+from helpers.core import plots
+
+import pytest
+
+
+class Page(HTMLParser):
+    """Collects what a browser would see."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.images, self.words = [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        if tag == "img":
+            self.images.append(dict(attrs))
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+
+@pytest.fixture
+def figure():
+    fig, ax = plots.plt.subplots()
+    ax.plot([1, 2, 3])
+    return fig
+
+
+def test_the_sentence_is_alternative_text_and_caption(figure):
+    sentence = 'Memory grows with length: "512" needs > 4 times & more than <128>.'
+    page = Page(plots.html(figure, sentence))
+    (image,) = page.images
+    assert image["alt"] == sentence
+    assert "".join(page.words) == sentence
+
+
+def test_the_picture_is_a_png_of_the_stated_size_and_the_figure_is_closed(figure):
+    (image,) = Page(plots.html(figure, "A line.")).images
+    kind, data = image["src"].split(",", 1)
+    png = base64.b64decode(data, validate=True)
+    assert kind == "data:image/png;base64"
+    width, height = int.from_bytes(png[16:20], "big"), int.from_bytes(png[20:24], "big")
+    assert png.startswith(b"\x89PNG")
+    assert 700 <= width <= 850
+    assert 400 <= height <= 500
+    assert len(png) < 60_000
+    assert not plots.plt.fignum_exists(figure.number)
+
+
+@pytest.mark.parametrize("alt", ["", "  ", None])
+def test_a_figure_without_alternative_text_is_refused(figure, alt):
+    with pytest.raises(ValueError, match="one sentence"):
+        plots.show(figure, alt)
+    plots.plt.close(figure)
+
+
+def test_show_displays_html_and_returns_nothing(figure, monkeypatch):
+    import IPython.display
+
+    shown = []
+    monkeypatch.setattr(IPython.display, "display", shown.append)
+    assert plots.show(figure, "A line.") is None
+    assert re.match(r"<figure.*</figure>$", shown[0].data, re.DOTALL)
+
+
+def test_a_waterfall_has_a_bar_from_each_rate_to_the_next(monkeypatch):
+    drawn = []
+    monkeypatch.setattr(plots, "show", lambda fig, alt: drawn.append((fig, alt)))
+    plots.waterfall({"pasted": 5.0, "better": 50.0, "worse": 40.0}, "texts/s", "Three steps.")
+    (figure, alt), axes = drawn[0], drawn[0][0].axes[0]
+    bars = [(bar.get_x(), bar.get_x() + bar.get_width()) for bar in axes.patches]
+    assert bars[1:] == [(5, 50), (40, 50)]
+    assert [text.get_text() for text in axes.texts] == ["5", "50  (×10.0)", "40  (×0.8)"]
+    assert axes.get_xscale() == "log"
+    assert alt == "Three steps."
+    plots.plt.close(figure)
+
+
+def test_colours_differ_in_lightness_too():
+    # Whoever sees no colours, or prints in grey, must tell neighbours in the palette apart.
+    def lightness(colour):
+        return (
+            sum(w * int(colour[i : i + 2], 16) for w, i in ((0.2126, 1), (0.7152, 3), (0.0722, 5)))
+            / 255
+        )
+
+    first = [lightness(colour) for colour in plots.PALETTE[:3]]
+    assert min(abs(a - b) for i, a in enumerate(first) for b in first[:i]) > 0.08

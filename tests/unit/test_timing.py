@@ -1,0 +1,552 @@
+"""timing: a true difference is found, none is invented, and no arm is timed under another's conditions."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+from helpers.core import isolation, machine, stopwatch, timing
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+
+def work(repeats):
+    """Work of one thread, which neighbours on the machine disturb least."""
+    return sum(i * i for _ in range(repeats) for i in range(20_000))
+
+
+@pytest.fixture
+def short_blocks(monkeypatch):
+    """For arms without threads: many comparisons in little time."""
+    monkeypatch.setattr(stopwatch, "BLOCK_SECONDS", 0.001)
+    monkeypatch.setattr(stopwatch, "_wait_until_quiet", lambda: None)
+
+
+def comparison_of(seconds: dict) -> timing.Comparison:
+    replies = [
+        {"arm": a, "seconds": list(t), "calls": len(t), "others": 0.0} for a, t in seconds.items()
+    ]
+    return timing.Comparison(replies, None, 1)
+
+
+# ---- what is found
+
+
+def test_finds_twice_the_work():
+    # Sleep, since a busy machine lengthens it less than work.
+    result = timing.compare(
+        {"once": (lambda n: time.sleep(0.02), 5), "twice": (lambda n: time.sleep(0.04), 5)}
+    )
+    ratio = result.ratio("twice", "once")
+    assert 1.6 < ratio.value < 2.5
+    assert 1.2 < ratio.low <= ratio.value <= ratio.high
+    assert ratio.low < 2.1
+    assert ratio.high > 1.9
+    assert result.verdict("once", "twice") == result.verdict("twice", "once")
+    assert result.verdict("once", "twice").startswith("twice took ")
+    assert result.ratio("once", "twice") == pytest.approx(
+        (1 / ratio.value, 1 / ratio.high, 1 / ratio.low)
+    )
+
+
+def test_equal_arms_seldom_differ(short_blocks):
+    trials, found = 60, 0
+    for _ in range(trials):
+        arms = {name: (lambda n: sum(range(n)), 5000) for name in ("a", "b")}
+        found += (
+            not timing.compare(arms, rounds=6)
+            .verdict("a", "b")
+            .startswith("no difference found between a and b")
+        )
+    # Binomial: at a rate of 5 %, more than 8 of 60 would happen once in 200 runs of this test; 6 rounds mean 3.1 %.
+    assert found <= 8
+
+
+@pytest.mark.parametrize("rounds", [6, 9, 12, 20, 31])
+def test_rate_of_false_findings_and_power_on_known_noise(rounds):
+    random, trials, found, missed = np.random.default_rng(rounds), 2000, 0, 0
+    result = comparison_of({"a": [1.0] * 6, "b": [1.0] * 6})
+    for _ in range(trials):
+        # Times as they are: skewed, with a few that are several times too long, and a drift that both arms share.
+        drift = np.linspace(1, 1.5, rounds)
+        noise = random.lognormal(0, 0.03, (2, rounds)) + random.exponential(3, (2, rounds)) * (
+            random.random((2, rounds)) < 0.02
+        )
+        result.seconds = {"a": (drift * noise[0])[None], "b": (drift * noise[1])[None]}
+        found += not result.verdict("a", "b").startswith("no difference")
+        result.seconds["b"] = result.seconds["b"] * 1.5
+        missed += not result.verdict("a", "b").startswith("b took 1.")
+    assert found / trials < timing.LEVEL + 3 * (timing.LEVEL * 0.95 / trials) ** 0.5
+    assert missed / trials < (0.25 if rounds == 6 else 0.02)
+
+
+def test_passes_that_disagree_widen_the_interval():
+    result = comparison_of({"a": [1.0] * 6, "b": [1.0] * 6})
+    result.seconds = {"a": np.array([[1.0] * 20, [1.4] * 20]), "b": np.ones((2, 20))}
+    assert result.ratio("a", "b") == pytest.approx((1.4**0.5, 1.0, 1.4))
+
+
+def test_table_names_and_figures(short_blocks):
+    result = timing.compare({"slow": (work, 3), "fast": (work, (3,))}, items=30)
+    table = result.table
+    assert list(table["arm"]) == ["slow", "fast"]
+    assert (table["25 % ms"] <= table["median ms"]).all()
+    assert (table["median ms"] <= table["75 % ms"]).all()
+    assert table["items/s"].to_numpy() == pytest.approx(30 / (table["median ms"].to_numpy() / 1e3))
+    assert (table["calls"] >= 12).all()
+    assert machine.cpu_name() in result.machine
+    assert result.machine in result._repr_html_()
+    with pytest.raises(KeyError, match="'slow', 'fast'"):
+        result.ratio("slow", "quick")
+    figures = {0.00123: "0.00123", 0.5: "0.500", 1: "1.00", 12.34: "12.3", 1234.5: "1234", 0: "0"}
+    assert {value: timing._figures(value) for value in figures} == figures
+
+
+def test_plot_says_what_it_shows(monkeypatch):
+    from helpers.core import plots
+
+    shown = []
+    monkeypatch.setattr(plots, "show", lambda fig, alt: shown.append(plots.html(fig, alt) and alt))
+    result = comparison_of({"one": [1e-3] * 6, "three": [3e-3] * 6})
+    result.plot()
+    result.plot("Three takes longer.")
+    assert "one 1.00 ms, three 3.00 ms; three took 3.00 times as long as one" in shown[0]
+    assert shown[1] == "Three takes longer."
+
+
+def test_other_programs_are_reported(monkeypatch):
+    busy = {"arm": "a", "seconds": [1.0] * 6, "calls": 6, "others": psutil.cpu_count() - 0.5}
+    assert "so expect noise" in timing.Comparison([busy], None, 1).machine
+    assert "expect noise" not in timing.Comparison([busy | {"others": 0.1}], None, 1).machine
+
+
+# ---- equal conditions
+
+
+IDS = [[101, 7, 102], [101, 9, 102]]
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        {"ids": torch.tensor(IDS)},
+        {"ids": np.array(IDS, dtype=np.int32)},
+        {"ids": torch.tensor(IDS, dtype=torch.int16)},
+        {"ids": IDS},
+    ],
+)
+def test_equal_values_of_different_types_are_accepted(short_blocks, same):
+    timing.compare(
+        {"torch": (lambda ids: 1, {"ids": torch.tensor(IDS)}), "other": (lambda ids: 1, same)},
+        rounds=6,
+    )
+
+
+def test_a_batch_encoding_is_a_mapping_and_bfloat16_is_compared(short_blocks):
+    from transformers import BatchEncoding
+
+    encoding = BatchEncoding({"x": torch.ones(2, 2, dtype=torch.bfloat16), "texts": ["a", "b"]})
+    arms = {
+        "a": (lambda x, texts: 1, encoding),
+        "b": (lambda x, texts: 1, {"x": np.ones((2, 2)), "texts": ["a", "b"]}),
+    }
+    timing.compare(arms, rounds=6)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "name"),
+    [
+        ({"ids": torch.tensor(IDS) + 1, "mask": 1}, "ids"),
+        ({"ids": torch.tensor(IDS)[:1], "mask": 1}, "ids"),
+        ({"ids": torch.tensor(IDS).flatten(), "mask": 1}, "ids"),
+        ({"ids": torch.tensor(IDS).float(), "mask": 1}, "ids"),
+        ({"ids": torch.tensor(IDS), "mask": 0}, "mask"),
+        ({"ids": torch.tensor(IDS)}, "mask"),
+        ({"ids": torch.tensor(IDS), "mask": 1, "segments": 0}, "segments"),
+    ],
+)
+def test_differing_inputs_are_refused_by_name(inputs, name):
+    arms = {
+        "first": (lambda **kw: 1, {"ids": torch.tensor(IDS), "mask": 1}),
+        "second": (lambda **kw: 1, inputs),
+    }
+    with pytest.raises(ValueError, match=f"'first' and 'second' .* input '{name}'"):
+        timing.compare(arms)
+
+
+def test_differing_texts_and_nested_inputs_are_refused():
+    with pytest.raises(ValueError, match=r"input '0\.1'"):
+        timing.compare({"a": (len, (["x", "y"],)), "b": (len, (["x", "z"],))})
+    with pytest.raises(ValueError, match=r"input '1\.ids'"):
+        timing.compare({"a": (max, (None, {"ids": [1, 2]})), "b": (max, (None, {"ids": [1, 3]}))})
+    with pytest.raises(TypeError, match="is a object"):
+        timing.compare({"a": (id, object())})
+
+
+def test_inputs_are_given_as_the_kind_of_container_says(short_blocks):
+    got = []
+
+    def note(*args, **kwargs):
+        got.append((args, kwargs))
+
+    for inputs, expected in [
+        ({}, ((), {})),
+        ((), ((), {})),
+        ({"a": 1}, ((), {"a": 1})),
+        ((1, 2), ((1, 2), {})),
+        ((["x"],), ((["x"],), {})),
+        ("text", (("text",), {})),
+    ]:
+        timing.compare({"a": (note, inputs)}, rounds=6)
+        assert got[-1] == expected
+
+
+@pytest.mark.parametrize("bad", [{"rounds": 5}, {"warmup": 0}, {"passes": 0}])
+def test_too_little_measuring_is_refused(bad):
+    with pytest.raises(ValueError, match="6 rounds"):
+        timing.compare({"a": (work, 1)}, **bad)
+
+
+def test_case_55_threads_are_equal_and_restored(short_blocks):
+    before = torch.get_num_threads()
+    other = before + 1
+    seen = []
+
+    def changes(n):
+        torch.set_num_threads(1)
+
+    def looks(n):
+        seen.append(torch.get_num_threads())
+
+    result = timing.compare({"changes": (changes, 1), "looks": (looks, 1)}, threads=other, rounds=6)
+    assert set(seen) == {other}
+    assert f"{other} threads" in result.machine
+    assert torch.get_num_threads() == before
+
+    def fails(n):
+        torch.set_num_threads(1)
+        raise RuntimeError("broken arm")
+
+    with pytest.raises(RuntimeError, match="broken arm"):
+        timing.compare({"fails": (fails, 1)}, threads=other)
+    assert torch.get_num_threads() == before
+
+
+class Device:
+    """An accelerator that takes work at once and does it while the program goes on, as CUDA and MPS do."""
+
+    def __init__(self, seconds):
+        self.seconds, self.free_at, self.events = seconds, 0.0, []
+
+    def launch(self, n):
+        self.events.append("call")
+        self.free_at = max(self.free_at, time.perf_counter()) + self.seconds
+
+    def synchronize(self):
+        self.events.append("sync")
+        time.sleep(max(0.0, self.free_at - time.perf_counter()))
+
+
+def test_case_82_synchronises_before_start_and_stop_of_every_block():
+    device = Device(0.02)
+    result = timing.compare(
+        {"a": (device.launch, 1), "b": (device.launch, 1)}, rounds=6, sync=device.synchronize
+    )
+    assert result.table["median ms"].between(19, 60).all()
+    blocks = " ".join(device.events).split("sync")
+    # sync calls sync | sync calls sync | ...: calls in every second gap, and nothing between two blocks.
+    assert [bool(block.strip()) for block in blocks] == [False, True] * (len(blocks) // 2) + [False]
+    assert device.events[1:3] == ["call", "call"], "the first block is the warm-up"
+    assert device.events.count("sync") >= 2 * 2 * (1 + 1 + 6)
+
+    unsynchronised = timing.compare({"a": (device.launch, 1)}, rounds=6, sync=lambda: None)
+    assert unsynchronised.table["median ms"][0] < 1, (
+        "this is what the clock shows without waiting: far too good"
+    )
+
+
+@pytest.fixture(scope="module")
+def onnx_session():
+    """An ONNX Runtime session with two threads, whose waiting ones spin as they do by default."""
+    import onnxruntime
+    from onnx import TensorProto, helper
+
+    weight = np.random.default_rng(0).standard_normal((512, 512), dtype=np.float32)
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        "matmul",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [None, 512])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [None, 512])],
+        [helper.make_tensor("w", TensorProto.FLOAT, weight.shape, weight.tobytes(), raw=True)],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 2
+    return onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+
+
+def busy_threads(x=None):
+    """How many CPUs the threads of this process use while this one sleeps for 10 ms."""
+    used, start = time.process_time(), time.perf_counter()
+    time.sleep(0.01)
+    return (time.process_time() - used) / (time.perf_counter() - start)
+
+
+def test_case_56_waiting_threads_of_onnx_runtime_are_over_before_the_next_arm(
+    onnx_session, monkeypatch
+):
+    x = np.ones((64, 512), dtype=np.float32)
+    naive = []
+    for _ in range(20):
+        onnx_session.run(None, {"x": x})
+        naive.append(busy_threads())
+    if np.median(naive) < 0.3:
+        pytest.skip(
+            f"ONNX Runtime's threads do not spin on this machine ({np.median(naive):.2f} CPUs)"
+        )
+    monkeypatch.setattr(stopwatch, "BLOCK_SECONDS", 0.005)
+    seen = []
+    onnx_arm = (lambda x: onnx_session.run(None, {"x": x}), (x,))
+    timing.compare({"onnx": onnx_arm, "probe": (lambda x: seen.append(busy_threads()), (x,))})
+    in_rounds = seen[-12:]  # before them: warm-up and calibration, in which nothing else runs
+    assert np.median(in_rounds) < 0.1
+    assert np.median(in_rounds) < np.median(naive) / 3
+
+
+def test_cases_55_and_56_pytorch_is_as_fast_beside_onnx_runtime_as_alone(onnx_session):
+    x, weight = torch.ones(64, 512), torch.ones(512, 512)
+    arm = (lambda x: x @ weight, (x,))
+    beside = {"torch": arm, "onnx": (lambda x: onnx_session.run(None, {"x": x.numpy()}), (x,))}
+    naive = []
+    for _ in range(30):
+        onnx_session.run(None, {"x": x.numpy()})
+        start = time.perf_counter()
+        x @ weight
+        naive.append(time.perf_counter() - start)
+    beside, alone = timing.compare(beside, threads=2), timing.compare({"torch": arm}, threads=2)
+    if "expect noise" in beside.machine + alone.machine:
+        pytest.skip("other programs keep the CPUs busy, which slows two threads as the trap does")
+    if np.median(naive) < 3 * np.median(alone.seconds["torch"]):
+        pytest.skip("the trap does not show on this machine")
+    # The fastest of several blocks: the one that was disturbed least.
+    fair = beside.seconds["torch"].min()
+    assert fair < 2.5 * alone.seconds["torch"].min()
+    assert fair < np.median(naive) / 2
+
+
+# ---- arms in processes of their own
+
+
+def sleeper(repeats, log=None, size=0, value=1):
+    import atexit
+    import os
+    import pathlib
+    import time
+
+    def note(what):
+        if log:
+            with pathlib.Path(log).open("a") as file:
+                print(what, repeats, file=file)
+
+    note("start")
+    atexit.register(note, "end")
+    ballast = b"x" * size
+    print("what an arm prints is not part of the answer")
+
+    def fn(value):
+        time.sleep(0.02 * repeats)  # a busy machine lengthens sleep less than work
+        return len(ballast)
+
+    return fn, {"value": value}, {"pid": os.getpid(), "omp": os.environ["OMP_NUM_THREADS"]}
+
+
+def test_isolated_arms_run_one_at_a_time_in_turns(tmp_path):
+    log = str(tmp_path / "log")
+    arms = {
+        "once": (sleeper, {"repeats": 1, "log": log}),
+        "twice": (sleeper, {"repeats": 2, "log": log, "size": 300_000_000}),
+    }
+    result = timing.compare(arms, isolate=True, threads=1)
+    assert 1.5 < result.ratio("twice", "once").value < 2.7
+    assert result.verdict("once", "twice").startswith("twice took ")
+    events = [line.split() for line in (tmp_path / "log").read_text().splitlines()]
+    order = [["start", n] for n in "1221"]
+    assert events == [event for start in order for event in (start, ["end", start[1]])]
+    assert result.seconds["once"].shape == (2, 6)
+    assert result.extra["once"]["omp"] == "1"
+    assert len({os.getpid(), *(extra["pid"] for extra in result.extra.values())}) == 3
+    # This process, with torch, holds more than the small arm: its memory must not be counted there.
+    small, large = result.table["peak MB"]
+    assert small < 150
+    assert 300 < large < 450
+
+
+def test_isolated_arms_can_come_from_a_module_and_use_torch(tmp_path, monkeypatch):
+    source = """
+        def setup(n):
+            import torch
+            return (lambda n: torch.ones(n)), {"n": n}, torch.get_num_threads()
+    """
+    (tmp_path / "arms_for_test.py").write_text(textwrap.dedent(source))
+    monkeypatch.syspath_prepend(tmp_path)
+    arms = {"torch": ("arms_for_test:setup", {"n": 4})}
+    assert timing.compare(arms, isolate=True, rounds=6, passes=1, threads=1).extra["torch"] == 1
+
+
+def other_inputs():
+    return (lambda **kwargs: 1), {"value": 2, "more": 3}
+
+
+def test_isolated_arms_with_differing_inputs_are_refused():
+    for other, how in (
+        ((sleeper, {"repeats": 1, "value": 2}), "differ in input 'value'"),
+        (other_inputs, "do not both"),
+    ):
+        with pytest.raises(ValueError, match=f"'a' and 'b' {how}"):
+            timing.compare(
+                {"a": (sleeper, {"repeats": 1}), "b": other}, isolate=True, rounds=6, passes=1
+            )
+
+
+def fails_to_load():
+    raise FileNotFoundError("no model at this address")
+
+
+def uses_what_is_around():
+    return np.ones, {"shape": 3}
+
+
+def leaves_without_a_word():
+    import os
+
+    os._exit(0)
+
+
+def is_killed():
+    import os
+    import signal
+
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("setup", "message"),
+    [
+        (fails_to_load, "FileNotFoundError: no model at this address"),
+        (uses_what_is_around, "(?s)NameError.*has to import and build all it uses"),
+        (leaves_without_a_word, "exit status 0"),
+        pytest.param(
+            is_killed,
+            "want of memory",
+            marks=pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGKILL"),
+        ),
+        ("no_such_module:setup", "No module named 'no_such_module'"),
+    ],
+)
+def test_a_failing_arm_is_named_with_its_last_lines(setup, message):
+    with pytest.raises(isolation.ArmError, match="arm 'bad' failed in its own process") as caught:
+        timing.compare({"bad": setup}, isolate=True)
+    caught.match(message)
+
+
+def test_set_ups_that_depend_on_their_surroundings_are_refused_at_once():
+    size = 3
+
+    def closure():
+        return np.ones, {"shape": size}
+
+    for setup in (closure, lambda: (len, "x")):
+        with pytest.raises(ValueError, match="uses no variables around it"):
+            timing.compare({"a": setup}, isolate=True)
+
+
+def test_set_up_functions_of_notebook_cells_work():
+    code = """
+        from helpers.core import timing
+        from IPython.core.interactiveshell import InteractiveShell
+        shell = InteractiveShell.instance()
+        shell.user_ns["timing"] = timing
+        shell.run_cell("def setup():\\n    import math\\n    return math.sqrt, (2.0,), 'from a cell'")
+        shell.run_cell("result = timing.compare({'a': setup}, isolate=True, rounds=6, passes=1)")
+        print(shell.user_ns["result"].extra["a"])
+    """
+    answer = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True
+    )
+    assert answer.stdout.splitlines()[-1] == "from a cell"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="sends POSIX signals")
+def test_interrupting_kills_the_arm(tmp_path):
+    code = f"""
+        from helpers.core import timing
+        def setup(path):
+            import os, pathlib, time
+            pathlib.Path(path).write_text(str(os.getpid()))
+            time.sleep(60)
+        timing.compare({{"a": (setup, {{"path": {str(tmp_path / "pid")!r}}})}}, isolate=True)
+    """
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(code))
+    parent = subprocess.Popen([sys.executable, script], stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 20
+    while not ((tmp_path / "pid").exists() and (tmp_path / "pid").read_text()):
+        assert time.monotonic() < deadline, "the arm did not start"
+        time.sleep(0.05)
+    arm = psutil.Process(int((tmp_path / "pid").read_text()))
+    parent.send_signal(signal.SIGINT)  # to the parent alone, as Jupyter's "interrupt" may do
+    assert "KeyboardInterrupt" in parent.communicate(timeout=10)[1]
+    psutil.wait_procs([arm], timeout=5)
+    assert not arm.is_running()
+
+
+def test_a_reply_survives_json():
+    reply = timing._measure(
+        {"a": (work, 1)}, rounds=6, warmup=1, threads=1, sync=machine.synchronize
+    )
+    assert json.loads(json.dumps(reply)) == reply
+
+
+def lazily(n):
+    yield work(n)
+
+
+@pytest.mark.parametrize("fn", [lazily, lambda n: map(work, [n])])
+def test_arms_that_return_before_they_have_worked_are_refused(fn, short_blocks):
+    with pytest.raises(TypeError, match="its work waits until it is read"):
+        timing.compare({"a": (fn, 10)})
+
+
+@pytest.mark.parametrize("arm", [work, (work,), (10, work), (work, 10, 3), "work", None])
+def test_what_is_no_arm_is_named(arm):
+    with pytest.raises(TypeError, match=r"arm 'a' has to be a pair \(function, inputs\)"):
+        timing.compare({"a": arm})
+
+
+@pytest.mark.parametrize("inputs", [([1, 2],), (np.ones(2),)])
+def test_arms_that_change_their_inputs_are_refused(inputs, short_blocks):
+    def changes(values):
+        values[0] = values[0] + 1
+
+    with pytest.raises(ValueError, match="inputs of arm 'a' changed on the way"):
+        timing.compare({"a": (changes, inputs)})
+
+
+def test_an_arm_that_raises_is_named(short_blocks):
+    with pytest.raises(ZeroDivisionError) as caught:
+        timing.compare({"good": (work, 10), "bad": (lambda n: n / 0, 10)})
+    assert "arm 'bad'" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize("setup", [len, print, object, None, 3])
+def test_set_ups_that_are_no_functions_are_refused_at_once(setup):
+    with pytest.raises(ValueError, match="has to be a def"):
+        timing.compare({"a": setup}, isolate=True)
