@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """Set up the tutorial's environment in the folder .venv, then run one of its commands in there.
 
-Standard library only, and no newer syntax than Python 3.6 knows: an old Python gets a sentence and no traceback.
+Standard library only, and no newer syntax than Python 3.6 knows: an old Python gets a sentence and
+no traceback.
 
-The state of .venv is one small file, STAMP. It is the first thing in the folder, says "unfinished" (no `packages`)
-before anything else changes, and is replaced in one move when everything is in place. Whatever stops the work in
-between, the next run sees an unfinished environment and makes it anew.
+The state of .venv is one small file, STAMP. It is the first thing in the folder, says "unfinished"
+(no `packages`) before anything else changes, and is replaced in one move when everything is in
+place. Whatever stops the work in between, the next run sees an unfinished environment and makes it
+anew.
 """
 
 import contextlib
@@ -24,33 +26,32 @@ import sys
 import time
 from pathlib import Path
 
-USAGE = """\
-usage: python3 tutorial.py COMMAND [options]
-
-  lab [--no-browser] [--port N]   open the tutorial in JupyterLab (takes its other options, too)
-  test                            check that everything works here (installs the test tools too)
-  doctor                          what this machine can run, and what to do about the rest
-  fetch                           download the models and texts ahead of time
-  bench                           measure this machine
-  gpu-report                      measure this machine's CUDA card
-  train-teacher, train-student    make the tutorial's own weights again
-
-The first run makes the folder .venv and installs everything in it; later runs start at once."""
-
-COMMANDS = ("lab", "test", "doctor", "fetch", "bench", "gpu-report", "train-teacher", "train-student")
 ROOT = Path(__file__).resolve().parent
+# The same file tells `python -m helpers` which commands there are: a name, what runs it, its help.
+COMMANDS = json.loads((ROOT / "src/helpers/data/commands.json").read_text(encoding="utf-8"))
+USAGE = "usage: python3 tutorial.py COMMAND [options]\n\n{}\n\n{}".format(
+    "\n".join("  {:15} {}".format(name, text) for name, (_, text) in COMMANDS.items()),
+    "The first run makes the folder .venv and installs everything in it; later runs start at once.",
+)
 VENV = ROOT / ".venv"
 STAMP, LOCK, LOG = VENV / "tutorial.json", VENV / "tutorial.lock", VENV / "tutorial-pip.log"
 PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 PYTHONS = ("3.13", "3.12", "3.11")
-CPU_INDEX, CUDA_INDEX = "https://download.pytorch.org/whl/cpu", "https://download.pytorch.org/whl/cu130"
-# Free gigabytes needed while .venv is made. CPU build: measured on Linux, 1.9 at the peak; pip's cache adds up to 0.5.
-# CUDA build: an estimate from its 2.7 GB of downloads (unpacked, as downloaded, and in pip's cache).
+CPU_INDEX, CUDA_INDEX = (
+    "https://download.pytorch.org/whl/cpu",
+    "https://download.pytorch.org/whl/cu130",
+)
+# Free gigabytes needed while .venv is made. CPU build: measured on Linux, 1.9 at the peak; pip's
+# cache adds up to 0.5. CUDA build: an estimate from its 2.7 GB of downloads (unpacked, as
+# downloaded, and in pip's cache).
 DISK_NEED = {"cpu": 2.5, "cuda": 12.0}
 
 # (what pip or the system says, what to do about it)
 FAILURES = (
-    (r"No space left|Errno 28\b|WinError 112\b|Disk quota", "The disk is full. Free some space and run this again."),
+    (
+        r"No space left|Errno 28\b|WinError 112\b|Disk quota",
+        "The disk is full. Free some space and run this again.",
+    ),
     (
         r"Permission denied|Errno (1|13|30)\b|WinError (5|32)\b|Access is denied",
         "A file could not be written. Close what still uses .venv (notebooks, other terminals), make sure that this "
@@ -76,19 +77,29 @@ class SetupError(Exception):
 def explain(said):
     """Turn what pip or the system said into a sentence that says what to do."""
     known = next((sentence for pattern, sentence in FAILURES if re.search(pattern, said)), None)
-    return known or "It did not work. The last lines of what was said:\n" + "\n".join(said.strip().splitlines()[-8:])
+    return known or "It did not work. The last lines of what was said:\n" + "\n".join(
+        said.strip().splitlines()[-8:]
+    )
 
 
 def environment(**extra):
     """The environment variables, without those that would mix other Python installations into .venv."""
     unwanted = {"PYTHONHOME", "PYTHONPATH", "PIP_TARGET", "PIP_PREFIX", "__PYVENV_LAUNCHER__"}
-    return {**{name: value for name, value in os.environ.items() if name not in unwanted}, "PIP_USER": "0", **extra}
+    return {
+        **{name: value for name, value in os.environ.items() if name not in unwanted},
+        "PIP_USER": "0",
+        **extra,
+    }
 
 
 def output(*command):
     """What a short command prints; an empty string if it does not run or fails."""
     with contextlib.suppress(OSError, subprocess.CalledProcessError):
-        return subprocess.check_output(command, stderr=subprocess.DEVNULL, env=environment()).decode().strip()
+        return (
+            subprocess.check_output(command, stderr=subprocess.DEVNULL, env=environment())
+            .decode()
+            .strip()
+        )
     return ""
 
 
@@ -103,8 +114,14 @@ def python_problem(version):
         return None
     names = [name for v in PYTHONS for name in (["python" + v], ["py", "-" + v])]
     # Asked for its version, since version managers put launchers on PATH that start nothing.
-    found = next((name for name in names if shutil.which(name[0]) and python_of(*name) in PYTHONS), None)
-    way_out = f"Run: {' '.join(found)} tutorial.py ..." if found else "Install one of them and run tutorial.py with it."
+    found = next(
+        (name for name in names if shutil.which(name[0]) and python_of(*name) in PYTHONS), None
+    )
+    way_out = (
+        f"Run: {' '.join(found)} tutorial.py ..."
+        if found
+        else "Install one of them and run tutorial.py with it."
+    )
     return f"This tutorial needs Python 3.11, 3.12 or 3.13, and this is Python {version}. {way_out}"
 
 
@@ -113,7 +130,11 @@ def project():
     import tomllib
 
     table = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    decisive = [table["build-system"], table["project"]["dependencies"], table["project"]["optional-dependencies"]]
+    decisive = [
+        table["build-system"],
+        table["project"]["dependencies"],
+        table["project"]["optional-dependencies"],
+    ]
     text = json.dumps(decisive) + (ROOT / "constraints.txt").read_text(encoding="utf-8")
     torch = next(line for line in decisive[1] if line.startswith("torch=="))
     return torch.split("==")[1], hashlib.sha256(text.encode()).hexdigest()
@@ -130,7 +151,11 @@ def write_stamp(**stamp):
 
 def intact(stamp):
     """Whether .venv was finished, in this place, and still has the Python that its packages were installed for."""
-    return bool(stamp.get("packages")) and stamp["root"] == str(ROOT) and python_of(str(PYTHON)) == stamp["python"]
+    return (
+        bool(stamp.get("packages"))
+        and stamp["root"] == str(ROOT)
+        and python_of(str(PYTHON)) == stamp["python"]
+    )
 
 
 def acquired(file):
@@ -145,7 +170,10 @@ def acquired(file):
 
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        return error.errno in (errno.ENOLCK, errno.ENOTSUP)  # a file system without locks: go on without
+        return error.errno in (
+            errno.ENOLCK,
+            errno.ENOTSUP,
+        )  # a file system without locks: go on without
     return True
 
 
@@ -153,10 +181,13 @@ def step(what, command, locked):
     """Run one long step: one line on the terminal, its output in LOG. Raises SetupError if it fails."""
     live, start = sys.stdout.isatty(), time.monotonic()
     print(what, end=" ..." if live else " ...\n", flush=True)
-    temporary = VENV / "tmp"  # downloads lie here: one disk to check, and a kill leaves nothing elsewhere
+    temporary = (
+        VENV / "tmp"
+    )  # downloads lie here: one disk to check, and a kill leaves nothing elsewhere
     temporary.mkdir(exist_ok=True)
     variables = environment(**dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(temporary)))
-    # pip holds the lock as well: if it outlives a start that was killed, the next start waits for it.
+    # pip holds the lock as well: if it outlives a start that was killed, the next start waits for
+    # it.
     inherited = {} if os.name == "nt" else {"pass_fds": [locked.fileno()]}
     with LOG.open("a+b") as log:
         before = log.seek(0, os.SEEK_END)
@@ -175,7 +206,9 @@ def step(what, command, locked):
         log.seek(before)
         said = log.read().decode(errors="replace")
     how = "failed" if child.returncode else "done"
-    print(("\r" if live else "") + f"{what} ... {how}, {time.monotonic() - start:.0f} s", flush=True)
+    print(
+        ("\r" if live else "") + f"{what} ... {how}, {time.monotonic() - start:.0f} s", flush=True
+    )
     if child.returncode:
         raise SetupError(f"{explain(said)}\n(Everything that was said: {LOG})")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -190,14 +223,19 @@ def nvidia_driver():
 
 def answers(url, seconds=4):
     """Whether a page answers in time. In a process of its own, since looking up a name heeds no time-out."""
-    probe = [sys.executable, "-c", f"import urllib.request as r; r.urlopen({url!r}, timeout={seconds})"]
+    probe = [
+        sys.executable,
+        "-c",
+        f"import urllib.request as r; r.urlopen({url!r}, timeout={seconds})",
+    ]
     with contextlib.suppress(subprocess.TimeoutExpired):
         return subprocess.run(probe, stderr=subprocess.DEVNULL, timeout=seconds).returncode == 0
     return False
 
 
 def torch_source(version, system, machine, driver, answers):
-    """Which torch suits a machine: (what to say, pip's arguments). `answers` tells whether a page can be reached.
+    """Which torch suits a machine: (what to say, pip's arguments). `answers` tells whether a page
+    can be reached.
 
     PyPI's own torch is a CUDA build on Linux and a CPU build on Windows and macOS.
     """
@@ -206,23 +244,41 @@ def torch_source(version, system, machine, driver, answers):
             return "CPU build, 0.2 GB", [f"torch=={version}+cpu", "--extra-index-url", CPU_INDEX]
         return "the build that pip finds, 0.2 to 2.7 GB", [f"torch=={version}"]
     if system == "Windows" and driver and answers(CUDA_INDEX + "/torch/"):
-        return "CUDA build, about 2.5 GB", [f"torch=={version}+cu130", "--extra-index-url", CUDA_INDEX]
-    return ("CUDA build, 2.7 GB" if system == "Linux" else "CPU build, 0.2 GB"), [f"torch=={version}"]
+        return "CUDA build, about 2.5 GB", [
+            f"torch=={version}+cu130",
+            "--extra-index-url",
+            CUDA_INDEX,
+        ]
+    return ("CUDA build, 2.7 GB" if system == "Linux" else "CPU build, 0.2 GB"), [
+        f"torch=={version}"
+    ]
 
 
 def make_venv(driver, locked):
     """Throw away what an unfinished start left in .venv and make it from nothing."""
     if not (importlib.util.find_spec("ensurepip") and importlib.util.find_spec("venv")):
         package = f"python3.{sys.version_info[1]}-venv"
-        raise SetupError(f"This Python has no venv or no ensurepip module. On Debian and Ubuntu: apt install {package}")
+        raise SetupError(
+            f"This Python has no venv or no ensurepip module. On Debian and Ubuntu: apt install {package}"
+        )
     for path in VENV.iterdir():
-        if path not in (STAMP, LOCK):  # without its stamp the folder would no longer be known as ours
+        if path not in (
+            STAMP,
+            LOCK,
+        ):  # without its stamp the folder would no longer be known as ours
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
     need, free = DISK_NEED["cuda" if driver else "cpu"], shutil.disk_usage(VENV).free / 1e9
     if free < need:
-        raise SetupError(f"Too little disk: .venv needs {need:.1f} GB free while it is made; there are {free:.1f} GB.")
-    # By the base interpreter: tutorial.py may have been started with the very .venv that is replaced.
-    step("Making .venv", [getattr(sys, "_base_executable", sys.executable), "-m", "venv", str(VENV)], locked)
+        raise SetupError(
+            f"Too little disk: .venv needs {need:.1f} GB free while it is made; there are {free:.1f} GB."
+        )
+    # By the base interpreter: tutorial.py may have been started with the very .venv that is
+    # replaced.
+    step(
+        "Making .venv",
+        [getattr(sys, "_base_executable", sys.executable), "-m", "venv", str(VENV)],
+        locked,
+    )
 
 
 def ensure(test):
@@ -238,25 +294,46 @@ def ensure(test):
     VENV.mkdir(exist_ok=True)
     with LOCK.open("a") as locked:  # one start at a time changes .venv
         if not acquired(locked):
-            print("Another start of tutorial.py is at work here; waiting for it (Ctrl-C gives up).", flush=True)
+            print(
+                "Another start of tutorial.py is at work here; waiting for it (Ctrl-C gives up).",
+                flush=True,
+            )
             while not acquired(locked):
                 time.sleep(0.3)
         stamp = read_stamp()
         if ready():  # done by the start that was waited for
             return
-        ours = stamp.get("ours", {path.name for path in VENV.iterdir()} <= {LOCK.name, STAMP.stem + ".new"})
+        ours = stamp.get(
+            "ours", {path.name for path in VENV.iterdir()} <= {LOCK.name, STAMP.stem + ".new"}
+        )
         keep = intact(stamp) if ours else python_of(str(PYTHON)) in PYTHONS
         if not (ours or keep):
-            raise SetupError(f"{VENV} is not of tutorial.py's making and has no Python 3.11 to 3.13. Move it away.")
+            raise SetupError(
+                f"{VENV} is not of tutorial.py's making and has no Python 3.11 to 3.13. Move it away."
+            )
         state = {"ours": ours, "root": str(ROOT), "test": test or stamp.get("test", False)}
         write_stamp(packages=None, **state)
         driver = nvidia_driver()
         if not keep:
             make_venv(driver, locked)
-        pip = [str(PYTHON), "-m", "pip", "install", "--no-input", "--progress-bar", "off", "-c", "constraints.txt"]
-        installed = output(str(PYTHON), "-c", "import importlib.metadata as m; print(m.version('torch'))")
+        pip = [
+            str(PYTHON),
+            "-m",
+            "pip",
+            "install",
+            "--no-input",
+            "--progress-bar",
+            "off",
+            "-c",
+            "constraints.txt",
+        ]
+        installed = output(
+            str(PYTHON), "-c", "import importlib.metadata as m; print(m.version('torch'))"
+        )
         if installed.split("+")[0] != torch:
-            build, arguments = torch_source(torch, platform.system(), platform.machine(), driver, answers)
+            build, arguments = torch_source(
+                torch, platform.system(), platform.machine(), driver, answers
+            )
             step(f"Installing PyTorch {torch} ({build})", [*pip, *arguments], locked)
         what, extra = ("packages and test tools", "[test]") if state["test"] else ("packages", "")
         step(f"Installing the other {what} (0.3 GB)", [*pip, "-e", "." + extra], locked)
@@ -269,7 +346,9 @@ def hand_over(arguments):
     sys.stdout.flush()
     if os.name != "nt":
         os.execve(command[0], command, environment())
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the child as well, and the child decides
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C reaches the child as well, and the child decides
     return subprocess.call(command, env=environment())
 
 
@@ -281,7 +360,9 @@ def main(arguments):
     if problem or arguments[0] not in COMMANDS:
         print(problem or f"{arguments[0]} is no command.\n\n{USAGE}", file=sys.stderr)
         return 1 if problem else 2
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that `step` ends its child
+    signal.signal(
+        signal.SIGTERM, lambda number, frame: sys.exit(128 + number)
+    )  # so that `step` ends its child
     try:
         ensure(test=arguments[0] == "test")
         return hand_over(arguments)

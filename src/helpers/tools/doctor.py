@@ -1,4 +1,4 @@
-"""Is this machine ready? One line per question, and one per notebook: will it run here? Notebook 00 shows it."""
+"""Is this machine ready? One line for each question and each notebook; notebook 00 shows it."""
 
 import importlib.metadata
 import shutil
@@ -12,13 +12,13 @@ from helpers.tools import notebooks
 import pandas
 
 GB = 10**9
-# JupyterLab's own server, beside the kernel that runs a notebook (116 MB resident with one page open).
+# JupyterLab's own server, beside the kernel that runs a notebook (116 MB with one notebook open).
 LAB_BYTES = 150 * 10**6
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report: ready or not, what was looked at, what was found and, if not ready, what to do."""
+    """One line of the report: ready or not, the subject, and what was found or what to do."""
 
     ok: bool
     subject: str
@@ -29,7 +29,7 @@ class Finding:
 
 
 def _packages() -> Finding:
-    """Compare what is installed with the versions that the tutorial was tested with."""
+    """Compare the installed versions with those that the tutorial was tested with."""
     wrong = []
     for requirement in importlib.metadata.requires("bert-on-any-device") or []:
         name, _, version = requirement.partition("==")
@@ -42,78 +42,67 @@ def _packages() -> Finding:
         if found != version:
             wrong.append(f"{name} {found} (tested with {version})")
     if wrong:
-        return Finding(
-            False,
-            "packages",
-            ", ".join(wrong) + "; `python3 tutorial.py lab` installs what is missing",
-        )
-    return Finding(
-        True, "packages", ", ".join(f"{name} {v}" for name, v in machine.versions().items())
-    )
+        todo = "; `python3 tutorial.py lab` installs what is missing"
+        return Finding(False, "packages", ", ".join(wrong) + todo)
+    found = [f"{name} {version}" for name, version in machine.versions().items()]
+    return Finding(True, "packages", ", ".join(found))
 
 
 def _asset(name: str, state: str) -> Finding:
-    """Say whether a model or text is here; a stand-in is good enough to run, and called what it is."""
+    """Say whether a model or text is here; a stand-in is enough to run, and called what it is."""
     if state == "missing":
         return Finding(False, name, "not here yet; `python3 tutorial.py fetch` gets it")
     return Finding(True, name, state)
 
 
-def _notebook(
-    lesson: notebooks.Lesson, available: int, free: int, states: dict[str, str]
-) -> Finding:
-    """Say whether one notebook has the memory, the disk and the assets that it needs."""
+def _notebook(lesson: notebooks.Lesson, memory: int, disk: int, states: dict) -> Finding:
+    """Say whether a notebook has the memory, the disk and the models that it needs."""
     need = int(lesson.gigabytes * GB) + LAB_BYTES
     missing = [name for name in lesson.assets if states[name] == "missing"]
-    download = sum(catalogue.CATALOGUE[name].size for name in missing)
+    size = sum(catalogue.CATALOGUE[name].size for name in missing)
     wants = []
-    if available < need:
+    if memory < need:
         wants.append(
-            f"needs {need / GB:.1f} GB of memory, {available / GB:.1f} GB is free: shut down other kernels "
-            "(Kernel > Shut Down All Kernels) or close other programs"
+            f"needs {need / GB:.1f} GB of memory, {memory / GB:.1f} GB is free: shut down other "
+            "kernels (Kernel > Shut Down All Kernels) or close other programs"
         )
-    if free < download:
-        wants.append(
-            f"needs {download / GB:.1f} GB of disk for {', '.join(missing)}, {free / GB:.1f} GB is free"
-        )
+    if disk < size:
+        names = ", ".join(missing)
+        wants.append(f"needs {size / GB:.1f} GB of disk for {names}, {disk / GB:.1f} GB is free")
     elif missing:
         wants.append(f"needs {', '.join(missing)}: run `python3 tutorial.py fetch`")
     if wants:
         return Finding(False, lesson.path.stem, "; ".join(wants))
     gpu = ", uses a GPU if there is one" if lesson.gpu == "optional" else ""
-    return Finding(
-        True, lesson.path.stem, f"about {lesson.seconds} s, {lesson.gigabytes} GB at its peak{gpu}"
-    )
+    needs = f"about {lesson.seconds} s, {lesson.gigabytes} GB at its peak{gpu}"
+    return Finding(True, lesson.path.stem, needs)
 
 
 def examine() -> list[Finding]:
-    """Look at this machine, now. Asks nothing of the network."""
+    """Look at this machine, now, without asking the network."""
     status = cuda.cuda_status()
-    flags = [name for name, present in machine.cpu_features().items() if present]
-    total, available = machine.memory_total(), machine.memory_available()
+    units = [name for name, present in machine.cpu_features().items() if present]
+    cpus = f"{machine.usable_cpus()} usable; for int8 speed: {', '.join(units) or 'none'}"
+    total, free = machine.memory_total(), machine.memory_available()
     folder = download.root()
     while not folder.exists():
         folder = folder.parent
-    free, states = shutil.disk_usage(folder).free, assets.status()
+    disk, states = shutil.disk_usage(folder).free, assets.status()
     version = ".".join(map(str, sys.version_info[:3]))
     return [
         Finding(True, "Python", version),
         _packages(),
         Finding(True, "devices", f"{', '.join(machine.devices())} (CUDA: {status.reason})"),
-        Finding(
-            True,
-            "CPUs",
-            f"{machine.usable_cpus()} usable; for int8 speed: {', '.join(flags) or 'nothing special'}",
-        ),
-        Finding(True, "memory", f"{available / GB:.1f} GB free of {total / GB:.1f} GB"),
-        Finding(True, "disk", f"{free / GB:.1f} GB free where models and texts are kept"),
+        Finding(True, "CPUs", cpus),
+        Finding(True, "memory", f"{free / GB:.1f} GB free of {total / GB:.1f} GB"),
+        Finding(True, "disk", f"{disk / GB:.1f} GB free where models and texts are kept"),
         *(_asset(name, state) for name, state in states.items()),
-        *(_notebook(lesson, available, free, states) for lesson in notebooks.lessons()),
+        *(_notebook(lesson, free, disk, states) for lesson in notebooks.lessons()),
     ]
 
 
 def table() -> pandas.DataFrame:
-    """The report as a table for a notebook: columns ready, what, found."""
+    """Return the report as a table for a notebook: columns ready, what, found."""
     rows = [("OK" if f.ok else "to do", f.subject, f.detail) for f in examine()]
     return pandas.DataFrame(rows, columns=["ready", "what", "found"]).set_index("what")
 

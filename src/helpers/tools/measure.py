@@ -10,7 +10,14 @@ import psutil
 
 @dataclass(frozen=True)
 class Run:
-    """How a command that runs a notebook ended: exit status, its output, seconds, and the peak memory in bytes."""
+    """How a command that runs a notebook ended.
+
+    Attributes:
+        status: Its exit status, -9 after a timeout.
+        output: What it printed.
+        seconds: How long it took.
+        peak: Bytes of memory of the kernel and its children, at most.
+    """
 
     status: int
     output: str
@@ -18,19 +25,22 @@ class Run:
     peak: int
 
 
-def _kernels_memory(root: psutil.Process) -> int:
-    """Resident bytes of the Jupyter kernels below a process and of all their children, now."""
-    family: dict[int, psutil.Process] = {}
+def _kernels(root: psutil.Process) -> set[psutil.Process]:
+    """Return the Jupyter kernels below a process, and all their children."""
+    family = set()
     for process in root.children(recursive=True):
         try:
             if any("ipykernel" in part for part in process.cmdline()):
-                family.update(
-                    {child.pid: child for child in [process, *process.children(recursive=True)]}
-                )
-        except psutil.Error:  # ended between the listing and the look
+                family |= {process, *process.children(recursive=True)}
+        except psutil.Error:  # it ended between the listing and the look
             continue
+    return family
+
+
+def _memory(processes: set[psutil.Process]) -> int:
+    """Return the resident bytes of processes, now."""
     total = 0
-    for process in family.values():
+    for process in processes:
         try:
             total += 0 if _starting(process) else process.memory_info().rss
         except psutil.Error:
@@ -39,35 +49,34 @@ def _kernels_memory(root: psutil.Process) -> int:
 
 
 def _starting(process: psutil.Process) -> bool:
-    """Whether a process was forked just now and runs no program of its own yet: its memory is still its parent's."""
+    """Whether a process was just forked and runs no program yet: its memory is its parent's."""
     parent = process.parent()
-    # Two seconds, since psutil's start of a process can be one too early: it counts from a boot time in whole seconds.
-    return (
-        bool(parent)
-        and process.cmdline() == parent.cmdline()
-        and time.time() - process.create_time() < 2
-    )
+    if parent is None or process.cmdline() != parent.cmdline():
+        return False
+    # Two seconds: psutil counts from a boot time in whole seconds, so a start can be one early.
+    return time.time() - process.create_time() < 2
 
 
 def measure(command: list[str], timeout: float = 600, **popen) -> Run:
-    """Run a command that executes a notebook, watching the memory of the kernel and of its children (every 50 ms).
+    """Run a command that executes a notebook, looking at its kernel's memory every 50 ms.
 
-    The runner itself (pytest, nbclient) is not counted: on Binder and in JupyterLab it is not there. Pages shared by
-    several processes count once for each, so the peak is an upper bound. A run longer than timeout (seconds) is
-    killed with all its children and has status -9.
+    The runner itself (pytest, nbclient) is not counted: on Binder and in JupyterLab it is not
+    there. Memory shared by several processes counts once for each: the peak is an upper bound.
+
+    Args:
+        command: To run.
+        timeout: Seconds after which it is killed with all its children.
+        **popen: Further arguments of `subprocess.Popen`.
     """
     start, peak = time.monotonic(), 0
-    pipe = {
-        "stdout": subprocess.PIPE,
-        "stderr": subprocess.STDOUT,
-        "text": True,
-        "encoding": "utf-8",
-    }
+    pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "encoding": "utf-8"}
     with subprocess.Popen(command, **pipe, **popen) as process:
         root, chunks = psutil.Process(process.pid), []
-        reader = _drain(process, chunks)
+        # A full pipe would stop the process that is being measured.
+        reader = threading.Thread(target=lambda: chunks.extend(process.stdout), daemon=True)
+        reader.start()
         while process.poll() is None:
-            peak = max(peak, _kernels_memory(root))
+            peak = max(peak, _memory(_kernels(root)))
             if time.monotonic() - start > timeout:
                 for child in root.children(recursive=True):
                     child.kill()
@@ -76,10 +85,3 @@ def measure(command: list[str], timeout: float = 600, **popen) -> Run:
         seconds = time.monotonic() - start
         reader.join(5)
     return Run(process.returncode, "".join(chunks), seconds, peak)
-
-
-def _drain(process: subprocess.Popen, chunks: list[str]):
-    """Read a process's output in a thread: a full pipe would stop the process that is being measured."""
-    thread = threading.Thread(target=lambda: chunks.extend(process.stdout), daemon=True)
-    thread.start()
-    return thread

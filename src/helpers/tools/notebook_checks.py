@@ -1,7 +1,7 @@
-"""What every stored notebook must look like, as plain functions from a notebook to a list of complaints.
+"""What every stored notebook must look like: functions from a notebook to a list of complaints.
 
-The stored file is what a web page shows and what nbval compares, so it is checked as a file: kernel, order, sizes,
-machine paths, widget debris, alternative text, links, the shape of a lesson.
+The stored file is what a website shows and what nbval compares, so it is checked as a file:
+kernel, order, sizes, machine paths, widget debris, alternative text, links, the parts of a lesson.
 """
 
 import ast
@@ -19,152 +19,139 @@ _MACHINE_PATH = re.compile(
     r"(?<![\w.:/])(?:/(?:root|home|Users|tmp|opt|mnt|var|work|srv|private)/|[A-Za-z]:\\+Users)"
 )
 _DEBRIS = re.compile(r"\d+%\|[█▏▎▍▌▋▊▉ ]*|\d+(?:\.\d+)?(?:it|B|kB|MB|GB)/s|TqdmWarning|IProgress")
-_MAGIC = re.compile(
-    r"^\s*[!%]|\bget_ipython\(\)\.(?:system|run_line_magic|run_cell_magic)", re.MULTILINE
-)
+_MAGIC = re.compile(r"^\s*[!%]|\bget_ipython\(\)\.(?:system|run_(?:line|cell)_magic)", re.MULTILINE)
 _IMAGE = re.compile(r"!\[([^\]]*)\]\(|<img\b(?![^>]*\balt=\"[^\"]+\")")
+_PICTURE = re.compile(r"<img\b(?![^>]*\balt=\"[^\"]+\")")
 _LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)\s]+)\)")
 
 
 def code_cells(notebook: dict) -> list[dict]:
-    """The code cells that hold code."""
-    return [
-        cell for cell in notebook["cells"] if cell["cell_type"] == "code" and source(cell).strip()
-    ]
+    """Return the code cells that hold code."""
+    return [c for c in notebook["cells"] if c["cell_type"] == "code" and source(c).strip()]
 
 
 def source(cell: dict) -> str:
-    """A cell's text (the format allows a list of lines)."""
+    """Return a cell's text (the format allows a list of lines)."""
     return "".join(cell["source"])
 
 
 def tags(cell: dict) -> list[str]:
-    """A cell's tags."""
+    """Return a cell's tags."""
     return cell.get("metadata", {}).get("tags", [])
 
 
 def _package(node: ast.Import | ast.ImportFrom) -> str:
-    """The top-level package that an import statement names."""
-    return ((node.module or "") if isinstance(node, ast.ImportFrom) else node.names[0].name).split(
-        "."
-    )[0]
+    """Return the top-level package that an import statement names."""
+    name = node.module or "" if isinstance(node, ast.ImportFrom) else node.names[0].name
+    return name.split(".")[0]
 
 
 def check_stored(notebook: dict) -> list[str]:
-    """Faults of the stored run: what would make nbval test nothing, or a reader see another machine's dust."""
+    """Find faults of the stored run: nbval would test nothing, or another machine shows."""
     faults = []
     meta, code = notebook["metadata"], code_cells(notebook)
     if meta.get("kernelspec", {}).get("name") != "python3":
-        faults.append(
-            "kernelspec is not python3: no such kernel on Binder or on a reader's machine"
-        )
+        faults.append("kernelspec is not python3: other machines have no such kernel")
     if "widgets" in meta:
-        faults.append("metadata.widgets is stored: some pages refuse to show such a notebook")
+        faults.append("metadata.widgets is stored: some sites refuse to show such a notebook")
     if [cell.get("execution_count") for cell in code] != list(range(1, len(code) + 1)):
-        faults.append(
-            "not executed once, top to bottom: nbval skips cells without an execution count"
-        )
+        faults.append("not executed once, top to bottom: nbval skips cells without a count")
     if sum(IGNORE in tags(cell) for cell in code) > len(code) / 2:
         faults.append("more than half of the code cells ignore their output")
     for number, cell in enumerate(code, 1):
-        outputs = json.dumps(cell.get("outputs", []), ensure_ascii=False)
-        text = re.sub(r"base64,[A-Za-z0-9+/=]+", "", outputs)  # pictures are data, not words
-        if any(output.get("name") == "stderr" for output in cell["outputs"]):
-            faults.append(f"code cell {number} stores stderr")
-        if any(output["output_type"] == "error" for output in cell["outputs"]):
-            faults.append(f"code cell {number} stores an uncaught error: catch it and show it")
-        if _MACHINE_PATH.search(text):
-            faults.append(
-                f"code cell {number} stores a machine path: {_MACHINE_PATH.search(text)[0]}"
-            )
-        if _DEBRIS.search(text):
-            faults.append(
-                f"code cell {number} stores progress-bar debris: {_DEBRIS.search(text)[0]!r}"
-            )
-        if "nbval-skip" in tags(cell):
-            faults.append(f"code cell {number} is skipped by nbval")
-        if IGNORE in tags(cell) and not isinstance(ast.parse(source(cell)).body[-1], ast.Assert):
-            faults.append(f"code cell {number} ignores its output and does not end in an assertion")
-        for output in cell["outputs"]:
-            html = "".join(output.get("data", {}).get("text/html", ""))
-            if "image/png" in output.get("data", {}) or re.search(
-                r"<img\b(?![^>]*\balt=\"[^\"]+\")", html
-            ):
-                faults.append(f"code cell {number} shows a picture without alternative text")
+        faults += [f"code cell {number} {fault}" for fault in _check_outputs(cell)]
+    return faults
+
+
+def _check_outputs(cell: dict) -> list[str]:
+    faults, outputs = [], cell["outputs"]
+    text = json.dumps(outputs, ensure_ascii=False)
+    text = re.sub(r"base64,[A-Za-z0-9+/=]+", "", text)  # pictures are data, not words
+    if any(output.get("name") == "stderr" for output in outputs):
+        faults.append("stores stderr")
+    if any(output["output_type"] == "error" for output in outputs):
+        faults.append("stores an uncaught error: catch it and show it")
+    if path := _MACHINE_PATH.search(text):
+        faults.append(f"stores a machine path: {path[0]}")
+    if debris := _DEBRIS.search(text):
+        faults.append(f"stores progress-bar debris: {debris[0]!r}")
+    if "nbval-skip" in tags(cell):
+        faults.append("is skipped by nbval")
+    if IGNORE in tags(cell) and not isinstance(ast.parse(source(cell)).body[-1], ast.Assert):
+        faults.append("ignores its output and does not end in an assertion")
+    for data in (output.get("data", {}) for output in outputs):
+        if "image/png" in data or _PICTURE.search("".join(data.get("text/html", ""))):
+            faults.append("shows a picture without alternative text")
     return faults
 
 
 def check_page(notebook: dict, folder: Path) -> list[str]:
-    """Faults of the page as a text: cells too long, imports astray, headings out of order, images, links."""
-    faults = []
-    code = code_cells(notebook)
+    """Find faults of the notebook as a text: long cells, late imports, headings, images, links."""
+    faults, code = [], code_cells(notebook)
     lengths = [len(source(cell).strip().splitlines()) for cell in code]
     if code and statistics.median(lengths) > MEDIAN_CELL:
-        faults.append(
-            f"the median code cell has {statistics.median(lengths)} lines, more than {MEDIAN_CELL}"
-        )
-    faults += [f"code cell {i} has {n} lines" for i, n in enumerate(lengths, 1) if n > LONGEST_CELL]
-    faults += [
-        f"code cell {i} uses a shell escape or magic"
-        for i, c in enumerate(code, 1)
-        if _MAGIC.search(source(c))
-    ]
-    for number, cell in enumerate(code, 1):
+        middle = statistics.median(lengths)
+        faults.append(f"the median code cell has {middle} lines, more than {MEDIAN_CELL}")
+    for number, (cell, length) in enumerate(zip(code, lengths, strict=True), 1):
+        if length > LONGEST_CELL:
+            faults.append(f"code cell {number} has {length} lines")
         if _MAGIC.search(source(cell)):
-            continue  # not Python, and reported above
-        imports = [
-            node
-            for node in ast.parse(source(cell)).body
-            if isinstance(node, ast.Import | ast.ImportFrom)
-        ]
-        if number > 1 and imports:
-            faults.append(f"code cell {number} imports: imports stand in the first code cell")
-        foreign = [
-            ast.unparse(node) for node in imports if _package(node) not in sys.stdlib_module_names
-        ]
-        if number == 1 and "helpers" not in "".join(foreign[:1]):
-            faults.append(
-                "helpers is not imported first: it sets what torch and transformers read at import"
-            )
-    level = 0
-    for cell in notebook["cells"]:
-        if cell["cell_type"] != "markdown":
-            continue
-        prose = re.sub(r"```.*?```", "", source(cell), flags=re.DOTALL)
-        for hashes in re.findall(r"^(#+) ", prose, re.MULTILINE):
-            if len(hashes) > level + 1:
-                faults.append(f"a heading of level {len(hashes)} follows one of level {level}")
-            if len(hashes) == 1 and level:
-                faults.append("there is more than one title")
-            level = len(hashes)
-        if any(not match[1] for match in _IMAGE.finditer(prose)):
+            faults.append(f"code cell {number} uses a shell escape or magic")
+        else:
+            faults += _check_imports(number, source(cell))
+    prose = [source(cell) for cell in notebook["cells"] if cell["cell_type"] == "markdown"]
+    prose = [re.sub(r"```.*?```", "", text, flags=re.DOTALL) for text in prose]
+    faults += _check_headings("\n".join(prose))
+    for text in prose:
+        if any(not match[1] for match in _IMAGE.finditer(text)):
             faults.append("an image has no alternative text")
-        for link in _LINK.findall(prose):
+        for link in _LINK.findall(text):
             target = link.split("#")[0]
             if target and not re.match(r"[a-z]+:", target) and not (folder / target).exists():
                 faults.append(f"a link leads nowhere: {link}")
     return faults
 
 
+def _check_imports(number: int, code: str) -> list[str]:
+    body = ast.parse(code).body
+    imports = [node for node in body if isinstance(node, ast.Import | ast.ImportFrom)]
+    if number > 1:
+        late = f"code cell {number} imports: imports stand in the first code cell"
+        return [late] if imports else []
+    foreign = [node for node in imports if _package(node) not in sys.stdlib_module_names]
+    if foreign and _package(foreign[0]) == "helpers":
+        return []
+    return ["helpers is not imported first: it sets what torch and transformers read at import"]
+
+
+def _check_headings(prose: str) -> list[str]:
+    faults, level = [], 0
+    for hashes in re.findall(r"^(#+) ", prose, re.MULTILINE):
+        if len(hashes) > level + 1:
+            faults.append(f"a heading of level {len(hashes)} follows one of level {level}")
+        if len(hashes) == 1 and level:
+            faults.append("there is more than one title")
+        level = len(hashes)
+    return faults
+
+
 def check_lesson(path: Path) -> list[str]:
-    """Faults of a lesson as a lesson: the opening, a question as title, what came before, exercises, a summary."""
+    """Find faults of a lesson as a lesson: its opening, exercises, summary, solutions."""
     notebook = json.loads(path.read_text(encoding="utf-8"))
-    faults = []
     try:
         lesson = notebooks.read(path)
     except ValueError as error:
         return [str(error)]
+    faults = []
     if not lesson.title.endswith("?"):
         faults.append("the title is not a question")
     if "**Before this:**" not in source(notebook["cells"][0]):
         faults.append("the first cell does not say what came before")
-    prose = "\n".join(source(cell) for cell in notebook["cells"] if cell["cell_type"] == "markdown")
+    prose = "\n".join(source(c) for c in notebook["cells"] if c["cell_type"] == "markdown")
     code = "\n".join(source(cell) for cell in code_cells(notebook))
-    faults += [
-        f"no section '{name}'"
-        for name in ("Exercises", "Summary")
-        if f"\n## {name}" not in "\n" + prose
-    ]
+    for name in ("Exercises", "Summary"):
+        if f"\n## {name}" not in "\n" + prose:
+            faults.append(f"no section '{name}'")
     if len(re.findall(r"exercises\.check_", code)) < 2:
         faults.append("fewer than two exercises are checked")
     if not (path.parent / "solutions" / path.name).exists():
@@ -173,7 +160,7 @@ def check_lesson(path: Path) -> list[str]:
 
 
 def check_file(path: Path) -> list[str]:
-    """All faults of one notebook file."""
+    """Find all faults of one notebook file."""
     notebook = json.loads(path.read_text(encoding="utf-8"))
     faults = check_stored(notebook) + check_page(notebook, path.parent)
     if path.stat().st_size > LARGEST_FILE:

@@ -1,8 +1,9 @@
-"""What each notebook says it needs, read from the notebook itself; and what a run of it really took.
+"""What the notebooks and recipes say of themselves: title, needs, number.
 
-Used by the doctor (notebook 00), the benchmark and the tests, so that the page, the README and the measurement agree.
+Used by the doctor (notebook 00), the benchmark, the tables in README and 00, and the tests.
 """
 
+import ast
 import json
 import re
 from dataclasses import dataclass
@@ -14,7 +15,8 @@ ROOT = files.ROOT
 NOTEBOOKS = ROOT / "notebooks"
 
 _NEEDS = re.compile(
-    r"^\*\*Needs:\*\* about (?P<seconds>\d+) s on two cores · (?P<gigabytes>\d+\.\d) GB of RAM at its peak · "
+    r"^\*\*Needs:\*\* about (?P<seconds>\d+) s on two cores · "
+    r"(?P<gigabytes>\d+\.\d) GB of RAM at its peak · "
     r"GPU: (?P<gpu>no|optional) · Models and texts: (?P<assets>[\w, -]+)$",
     re.MULTILINE,
 )
@@ -22,7 +24,16 @@ _NEEDS = re.compile(
 
 @dataclass(frozen=True)
 class Lesson:
-    """A notebook and the needs that its first cell states (seconds on two cores, GB = 10**9 bytes at the peak)."""
+    """A notebook and the needs that its first cell states.
+
+    Attributes:
+        path: The file.
+        title: Its heading.
+        seconds: To run all cells on two cores.
+        gigabytes: Of memory at the peak, 10**9 bytes each.
+        gpu: "no" or "optional".
+        assets: Names of models and texts in the catalogue.
+    """
 
     path: Path
     title: str
@@ -31,26 +42,47 @@ class Lesson:
     gpu: str
     assets: tuple[str, ...]
 
+    @property
+    def number(self) -> str:
+        """Return the number, such as "07"."""
+        return self.path.name[:2]
+
 
 def read(path: Path) -> Lesson:
-    """Read the title and the needs from a notebook's first cell; ValueError says what is missing there."""
+    """Read the title and the needs from a notebook's first cell.
+
+    Raises:
+        ValueError: If either is missing there.
+    """
     first = json.loads(path.read_text(encoding="utf-8"))["cells"][0]
     text = "".join(first["source"])
     title, needs = re.match(r"# (.+)", text), _NEEDS.search(text)
     if first["cell_type"] != "markdown" or not title or not needs:
-        raise ValueError(
-            f"{path.name}: the first cell must hold '# a title' and a line '**Needs:** about ...'"
-        )
-    names = (
-        ()
-        if needs["assets"] == "none"
-        else tuple(name.strip() for name in needs["assets"].split(","))
-    )
-    return Lesson(
-        path, title[1], int(needs["seconds"]), float(needs["gigabytes"]), needs["gpu"], names
-    )
+        message = "the first cell must hold '# a title' and a line '**Needs:** about ...'"
+        raise ValueError(f"{path.name}: {message}")
+    names = [] if needs["assets"] == "none" else re.split(r",\s*", needs["assets"])
+    numbers = int(needs["seconds"]), float(needs["gigabytes"])
+    return Lesson(path, title[1], *numbers, needs["gpu"], tuple(names))
 
 
 def lessons() -> list[Lesson]:
-    """All numbered notebooks in order, without their solutions."""
+    """Return all numbered notebooks in order, without their solutions."""
     return [read(path) for path in sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))]
+
+
+def recipes() -> dict[str, Path]:
+    """Return the recipes by the number of their notebook, which their first line names."""
+    found = {}
+    for path in sorted((ROOT / "src/helpers/recipes").glob("[!_]*.py")):
+        text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        number = re.search(r"notebook (\d\d)", text)
+        if not number:
+            raise ValueError(f"{path.name}: its docstring must name its notebook: 'notebook 07'")
+        found[number[1]] = path
+    return dict(sorted(found.items()))
+
+
+def first_sentence(path: Path) -> str:
+    """Return what a recipe does: its docstring's first line, without the notebook's number."""
+    line = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))).splitlines()[0]
+    return re.sub(r"\s*\(notebook \d\d\)", "", line)

@@ -1,0 +1,179 @@
+"""What each command does: parse its options, call the module that does the work."""
+
+import argparse
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from helpers.core import files, machine
+
+START = "notebooks/00_start_here.ipynb"
+
+
+def _parser(command: str, text: str) -> argparse.ArgumentParser:
+    return argparse.ArgumentParser(prog=f"python -m helpers {command}", description=text)
+
+
+def lab(rest: list[str]) -> int:
+    """Fetch what the notebooks load, then open JupyterLab at the first one."""
+    root = hasattr(os, "geteuid") and os.geteuid() == 0
+    if root and not any(o.startswith(("--allow-root", "--ServerApp.allow_root")) for o in rest):
+        message = (
+            "As root, as in many containers, JupyterLab only starts with --allow-root: add it."
+        )
+        print(message, file=sys.stderr)
+        return 1
+    if fetch([]):
+        print("The notebooks that need what is missing will say so; the others run.")
+    # data/jupyter switches off JupyterLab's question about news.
+    paths = [str(files.DATA / "jupyter"), os.environ.get("JUPYTER_CONFIG_PATH", "")]
+    options = [
+        START,  # opens in the browser; the address that is printed needs the two below
+        f"--ServerApp.root_dir={files.ROOT}",
+        f"--LabApp.default_url=/lab/tree/{START}",
+    ]
+    command = [sys.executable, "-m", "jupyterlab", *options, *rest]
+    return _become(command, JUPYTER_CONFIG_PATH=os.pathsep.join(filter(None, paths)))
+
+
+def test(rest: list[str]) -> int:
+    """Fetch what the tests load, then run the whole suite."""
+    if status := fetch([]):
+        return status
+    # Most of the suite keeps one core busy: two workers, each with whole files, need little more
+    # than half the time.
+    workers = ["-n", str(min(2, machine.usable_cpus())), "--dist", "loadfile"]
+    command = [sys.executable, "-m", "pytest", *workers, "--no-loadscope-reorder", *rest]
+    return _become(command, HF_HUB_DISABLE_PROGRESS_BARS="1")
+
+
+def _become(command: list[str], **environment: str) -> int:
+    """Replace this process by a command, so that Ctrl-C and signals reach it directly."""
+    os.chdir(files.ROOT)
+    sys.stdout.flush()
+    if os.name != "nt":
+        os.execve(command[0], command, os.environ | environment)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Windows Ctrl-C reaches the child as well
+    return subprocess.call(command, env=os.environ | environment)
+
+
+def doctor(rest: list[str]) -> int:
+    """Print what this machine can run."""
+    from helpers.tools import doctor
+
+    _parser("doctor", doctor.__doc__).parse_args(rest)
+    return doctor.main()
+
+
+def fetch(rest: list[str]) -> int:
+    """Fetch models and texts: all that the notebooks load, or those named."""
+    from helpers.models import assets, catalogue
+
+    parser = _parser("fetch", "Download models and texts ahead of time.")
+    parser.add_argument("names", nargs="*", help="names from the catalogue; default: all")
+    names = parser.parse_args(rest).names
+    try:
+        assets.fetch(names or None)
+    except (catalogue.AssetError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+def recipe(rest: list[str]) -> int:
+    """Copy the recipe of a notebook into a folder, or list all recipes."""
+    from helpers.tools import notebooks
+
+    parser = _parser("recipe", "Copy a notebook's code to take home: one plain file.")
+    parser.add_argument("number", nargs="?", help="of the notebook, such as 07; default: list all")
+    parser.add_argument("folder", nargs="?", type=Path, default=Path(), help="default: here")
+    given = parser.parse_args(rest)
+    found = notebooks.recipes()
+    if given.number is None:
+        print(*(f"{number}  {path.name}" for number, path in found.items()), sep="\n")
+        return 0
+    path = found.get(given.number.zfill(2))
+    if path is None:
+        parser.error(f"notebook {given.number} has no recipe; these have one: {', '.join(found)}")
+    if not given.folder.is_dir():
+        parser.error(f"{given.folder} is not a folder")
+    target = given.folder / path.name
+    if target.exists():
+        parser.error(f"{target} exists already and is not replaced")
+    shutil.copyfile(path, target)
+    print(f"{target} (python {target} --help)")
+    return 0
+
+
+def bench(rest: list[str]) -> int:
+    """Measure everything that the tutorial claims, on this machine."""
+    from helpers.tools import bench
+
+    parser = _parser("bench", "Measure everything that the tutorial claims, on this machine.")
+    parser.add_argument("--quick", action="store_true", help="a smaller run, to see that it works")
+    names = ", ".join(bench.PARTS)
+    parser.add_argument("--only", action="append", metavar="PART", help=f"one of {names}")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write here; other parts stay")
+    given = parser.parse_args(rest)
+    if unknown := set(given.only or []) - set(bench.PARTS):
+        parser.error(f"no such part: {', '.join(sorted(unknown))}; there are {names}")
+    _check_target(parser, given.json)
+    if given.json and given.json.exists():
+        try:
+            bench.load(given.json)
+        except ValueError as error:
+            parser.error(str(error))
+    return bench.main(given.quick, given.only, given.json)
+
+
+def gpu_report(rest: list[str]) -> int:
+    """Measure what this machine's CUDA GPU does, in under 8 minutes."""
+    from helpers.tools import gpu_report
+
+    parser = _parser("gpu-report", "Measure what this machine's CUDA GPU does (under 8 minutes).")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write here, not into the package"
+    )
+    given = parser.parse_args(rest)
+    _check_target(parser, given.json)
+    return gpu_report.main(given.json or gpu_report.RECORDED)
+
+
+def _check_target(parser: argparse.ArgumentParser, target: Path | None) -> None:
+    """Refuse a file that could not be written, before minutes of measuring."""
+    if target and (target.is_dir() or not target.resolve().parent.is_dir()):
+        parser.error(f"--json takes a file in an existing folder, not {target.resolve()}")
+
+
+def train_teacher(rest: list[str]) -> int:
+    """Retrain the sentiment adapter of this package: about 25 minutes."""
+    from helpers.tools import train
+
+    _parser("train-teacher", "Retrain the sentiment adapter: about 25 minutes.").parse_args(rest)
+    return _train(train.train_teacher)
+
+
+def train_student(rest: list[str]) -> int:
+    """Retrain a student of notebook 06: 7 to 10 minutes."""
+    from helpers.tools import train
+
+    parser = _parser("train-student", "Retrain a student of notebook 06: 7 to 10 minutes.")
+    parser.add_argument("name", nargs="?", default="three-layers", help="default: %(default)s")
+    return _train(train.train_student, parser.parse_args(rest).name)
+
+
+def _train(function, *arguments) -> int:
+    from helpers.models import catalogue
+
+    try:
+        result = function(*arguments)
+    except (catalogue.AssetError, ValueError) as error:  # no MiniLM or no texts; no such name
+        print(error, file=sys.stderr)
+        return 1
+    if isinstance(result, dict):
+        result = "\n".join(f"{key:24} {value}" for key, value in result.items())
+    print(result)
+    return 0
