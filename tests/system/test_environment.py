@@ -1,4 +1,4 @@
-"""One set of versions: pyproject.toml decides, the two environment.yml repeat, constraints.txt adds the rest."""
+"""One set of versions: pyproject.toml decides, constraints.txt adds the rest, conda takes both."""
 
 import importlib.metadata
 import re
@@ -23,11 +23,9 @@ TEST_PINS = [Requirement(line) for line in PROJECT["optional-dependencies"]["tes
 
 
 def conda(file):
-    """An environment.yml as (python and pip: versions, pip's options, pip's requirements)."""
+    """An environment.yml as (python and pip: versions, what pip is given)."""
     *plain, pip = YAML(typ="safe").load((ROOT / file).read_text())["dependencies"]
-    options = [line for line in pip["pip"] if line.startswith("-")]
-    requirements = [Requirement(line) for line in pip["pip"] if not line.startswith("-")]
-    return dict(line.split("=") for line in plain), options, requirements
+    return dict(line.split("=") for line in plain), pip["pip"]
 
 
 def constraints():
@@ -45,23 +43,17 @@ def pinned(requirements):
     return {canonicalize_name(r.name): next(iter(r.specifier)).version for r in requirements}
 
 
-def test_conda_environment_repeats_the_pins():
-    versions, options, requirements = conda("environment.yml")
-    assert pinned(requirements) == pinned(PINS)
-    assert options == ["--constraint constraints.txt", "--editable ."]
+def test_conda_environments_take_their_pins_from_constraints():
+    """Both install the package itself, within constraints.txt, and repeat no version of it."""
+    versions, lines = conda("environment.yml")
+    assert lines == ["--constraint constraints.txt", "--editable ."]
     assert set(versions) == {"python", "pip"}
-
-
-def test_binder_environment_repeats_the_pins_with_the_cpu_build_of_torch():
-    _, options, requirements = conda("binder/environment.yml")
-    expected = pinned(PINS) | {"torch": pinned(PINS)["torch"] + "+cpu"}
-    notebook = {"notebook"}  # the base image's own, made to fit this JupyterLab
-    assert {
-        name: version for name, version in pinned(requirements).items() if name not in notebook
-    } == expected
-    assert options == [
+    _, lines = conda("binder/environment.yml")
+    assert lines == [
         "--extra-index-url https://download.pytorch.org/whl/cpu",
         "--constraint ../constraints.txt",
+        "notebook==7.6.5",  # the base image's own, made to fit this JupyterLab
+        "--editable ..",
     ]
 
 
