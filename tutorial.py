@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parent
 # The same file tells `python -m helpers` which commands there are: a name, what runs it, its help.
 COMMANDS = json.loads((ROOT / "src/helpers/data/commands.json").read_text(encoding="utf-8"))
 USAGE = "usage: python3 tutorial.py COMMAND [options]\n\n{}\n\n{}".format(
-    "\n".join("  {:15} {}".format(name, text) for name, (_, text) in COMMANDS.items()),
+    "\n".join(f"  {name:15} {text}" for name, (_, text) in COMMANDS.items()),
     "The first run makes the folder .venv and installs everything in it; later runs start at once.",
 )
 VENV = ROOT / ".venv"
@@ -54,17 +54,21 @@ FAILURES = (
     ),
     (
         r"Permission denied|Errno (1|13|30)\b|WinError (5|32)\b|Access is denied",
-        "A file could not be written. Close what still uses .venv (notebooks, other terminals), make sure that this "
+        "A file could not be written. Close what still uses .venv (notebooks, other terminals), "
+        "make sure that this "
         "folder is yours to write in, and run this again.",
     ),
     (
-        r"NewConnection|NameResol|name resolution|Failed to resolve|getaddrinfo|ConnectTimeout|ReadTimeout|timed out"
-        r"|Network is unreachable|ProxyError|SSLError|RemoteDisconnected|Connection (reset|aborted)|IncompleteRead",
-        "The package index could not be reached. Check the network (behind a proxy, set HTTPS_PROXY), run this again.",
+        r"NewConnection|NameResol|name resolution|Failed to resolve|getaddrinfo|ConnectTimeout"
+        r"|ReadTimeout|timed out|Network is unreachable|ProxyError|SSLError|RemoteDisconnected"
+        r"|Connection (reset|aborted)|IncompleteRead",
+        "The package index could not be reached. Check the network (behind a proxy, set "
+        "HTTPS_PROXY), run this again.",
     ),
     (
         r"No matching distribution found for torch\b",
-        "This PyTorch does not exist for this machine and Python. It needs a 64-bit Python on Linux, Windows or an "
+        "This PyTorch does not exist for this machine and Python. It needs a 64-bit Python on "
+        "Linux, Windows or an "
         "Apple-silicon Mac; elsewhere, use the tutorial through Binder.",
     ),
 )
@@ -83,7 +87,7 @@ def explain(said):
 
 
 def environment(**extra):
-    """The environment variables, without those that would mix other Python installations into .venv."""
+    """Return the environment without variables that mix other Pythons into .venv."""
     unwanted = {"PYTHONHOME", "PYTHONPATH", "PIP_TARGET", "PIP_PREFIX", "__PYVENV_LAUNCHER__"}
     return {
         **{name: value for name, value in os.environ.items() if name not in unwanted},
@@ -126,7 +130,7 @@ def python_problem(version):
 
 
 def project():
-    """What has to be installed: (torch's version, fingerprint of everything that decides the packages)."""
+    """Return torch's version, and a fingerprint of everything that decides the packages."""
     import tomllib
 
     table = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -141,16 +145,18 @@ def project():
 
 
 def read_stamp():
+    """Return what the last run left in STAMP."""
     return json.loads(STAMP.read_text(encoding="utf-8")) if STAMP.exists() else {}
 
 
 def write_stamp(**stamp):
+    """Replace STAMP in one move."""
     STAMP.with_suffix(".new").write_text(json.dumps(stamp), encoding="utf-8")
     STAMP.with_suffix(".new").replace(STAMP)  # one move: a reader sees the old stamp or the new one
 
 
 def intact(stamp):
-    """Whether .venv was finished, in this place, and still has the Python that its packages were installed for."""
+    """Whether .venv was finished, in this place, and still has the Python it was made with."""
     return (
         bool(stamp.get("packages"))
         and stamp["root"] == str(ROOT)
@@ -178,7 +184,7 @@ def acquired(file):
 
 
 def step(what, command, locked):
-    """Run one long step: one line on the terminal, its output in LOG. Raises SetupError if it fails."""
+    """Run one long step: one line on the terminal, its output in LOG."""
     live, start = sys.stdout.isatty(), time.monotonic()
     print(what, end=" ..." if live else " ...\n", flush=True)
     temporary = (
@@ -222,7 +228,7 @@ def nvidia_driver():
 
 
 def answers(url, seconds=4):
-    """Whether a page answers in time. In a process of its own, since looking up a name heeds no time-out."""
+    """Whether a page answers in time; in a process, as looking up a name has no time-out."""
     probe = [
         sys.executable,
         "-c",
@@ -234,8 +240,9 @@ def answers(url, seconds=4):
 
 
 def torch_source(version, system, machine, driver, answers):
-    """Which torch suits a machine: (what to say, pip's arguments). `answers` tells whether a page
-    can be reached.
+    """Return which torch suits a machine: what to say, and pip's arguments.
+
+    `answers` tells whether an address can be reached.
 
     PyPI's own torch is a CUDA build on Linux and a CPU build on Windows and macOS.
     """
@@ -259,7 +266,8 @@ def make_venv(driver, locked):
     if not (importlib.util.find_spec("ensurepip") and importlib.util.find_spec("venv")):
         package = f"python3.{sys.version_info[1]}-venv"
         raise SetupError(
-            f"This Python has no venv or no ensurepip module. On Debian and Ubuntu: apt install {package}"
+            "This Python has no venv or no ensurepip module. "
+            f"On Debian and Ubuntu: apt install {package}"
         )
     for path in VENV.iterdir():
         if path not in (
@@ -270,7 +278,8 @@ def make_venv(driver, locked):
     need, free = DISK_NEED["cuda" if driver else "cpu"], shutil.disk_usage(VENV).free / 1e9
     if free < need:
         raise SetupError(
-            f"Too little disk: .venv needs {need:.1f} GB free while it is made; there are {free:.1f} GB."
+            f"Too little disk: .venv needs {need:.1f} GB free while it is made; "
+            f"there are {free:.1f} GB."
         )
     # By the base interpreter: tutorial.py may have been started with the very .venv that is
     # replaced.
@@ -282,7 +291,7 @@ def make_venv(driver, locked):
 
 
 def ensure(test):
-    """Make sure that .venv has the pinned environment, with the test tools if `test`; install only what is missing."""
+    """Make sure that .venv has the pinned environment, with test tools if `test` is set."""
     torch, packages = project()
 
     def ready():
@@ -309,7 +318,7 @@ def ensure(test):
         keep = intact(stamp) if ours else python_of(str(PYTHON)) in PYTHONS
         if not (ours or keep):
             raise SetupError(
-                f"{VENV} is not of tutorial.py's making and has no Python 3.11 to 3.13. Move it away."
+                f"{VENV} was not made by tutorial.py and has no Python 3.11 to 3.13. Move it away."
             )
         state = {"ours": ours, "root": str(ROOT), "test": test or stamp.get("test", False)}
         write_stamp(packages=None, **state)
@@ -341,7 +350,7 @@ def ensure(test):
 
 
 def hand_over(arguments):
-    """Run `python -m helpers` with these arguments in .venv: on POSIX become it, on Windows return its exit code."""
+    """Become `python -m helpers` in .venv; on Windows run it and return its exit code."""
     command = [str(PYTHON), "-m", "helpers", *arguments]
     sys.stdout.flush()
     if os.name != "nt":
@@ -353,6 +362,7 @@ def hand_over(arguments):
 
 
 def main(arguments):
+    """Make the environment if needed, then run a command in it; returns the exit status."""
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(USAGE)
         return 0

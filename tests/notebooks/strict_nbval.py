@@ -9,8 +9,9 @@ from helpers.tools import measure, notebooks
 LESSONS = sorted(notebooks.NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))
 # Nothing listens on this port of this machine: a hub that refuses at once.
 UNREACHABLE = "http://127.0.0.1:9"
-# Failures of the machine and not of the page: nbval waits five seconds for an output message, whatever the cell's
-# own limit is, and a kernel now and then dies before its first cell. A page gets one more chance for these alone.
+# Failures of the machine and not of the page: nbval waits five seconds for an output message,
+# whatever the cell's own limit is, and a kernel now and then dies before its first cell. A page
+# gets one more chance for these alone.
 HICCUP = re.compile(
     r"Timeout of 5 seconds waiting for output|Kernel dead on test start|Kernel died before replying"
 )

@@ -1,4 +1,5 @@
-"""The solutions run and give their stored outputs; the first lessons do so with models from a hub as well.
+"""The solutions run and give their stored outputs; the first lessons do so with models from a hub
+as well.
 
 In a file of their own, so that a second worker can take them while the first runs the lessons.
 """
@@ -12,6 +13,8 @@ from hub_server import HubServer
 import pytest
 from strict_nbval import LESSONS, UNREACHABLE, run_strictly
 
+pytestmark = pytest.mark.notebook
+
 SOLUTIONS = sorted((notebooks.NOTEBOOKS / "solutions").glob("[0-9][0-9]_*.ipynb"))
 
 
@@ -23,7 +26,7 @@ def test_solutions(path):
 
 @pytest.mark.parametrize("path", LESSONS[:2], ids=lambda path: path.stem)
 def test_lesson_with_a_hub(path, tmp_path):
-    """The same stored outputs hold when the model comes from a hub (a loopback one) and nothing was here before."""
+    """The stored outputs hold with a hub (a loopback one), where nothing was before."""
     texts = assets.provenance(datasets.reviews()).folder
     shutil.copytree(texts, tmp_path / "assets" / "packages" / texts.name)
     repos = {

@@ -18,7 +18,7 @@ def _output(text, name="stdout"):
 
 
 def _good():
-    """A small notebook without a fault: a title, an import, a result, an ignored cell that asserts."""
+    """A notebook without a fault: title, import, result, an ignored cell that asserts."""
 
     def code(number, text, *outputs, tags=()):
         cell = {
@@ -166,7 +166,7 @@ def test_stored_notebook_has_no_fault(path):
 
 
 def test_no_lesson_shows_a_solution():
-    """A lesson must not hold a line of its solutions' answers (blank and very short lines aside)."""
+    """A lesson must not hold a line of its solutions' answers."""
     for path in PATHS:
         if path.parent == notebooks.NOTEBOOKS:
             continue
@@ -199,25 +199,23 @@ def test_needs_stay_within_binder():
     assert all(lesson.seconds <= 90 and lesson.gigabytes <= 1.5 for lesson in notebooks.lessons())
 
 
-def test_readme_table_agrees_with_the_notebooks():
-    """The README's table of notebooks repeats title, seconds, memory and GPU of every first cell."""
-    readme = (notebooks.ROOT / "README.md").read_text(encoding="utf-8")
+def test_the_tables_are_those_of_the_notebooks():
+    """README and notebook 00 list title, needs and recipe of every notebook as it is now."""
+    readme = store_notebooks.README.read_text(encoding="utf-8")
+    assert store_notebooks.with_tables(readme, "notebooks/") == readme
+    prose = [cell for cell in checks.load(store_notebooks.START)["cells"] if cell["source"]]
+    start = "\n\n".join(checks.source(c) for c in prose if c["cell_type"] == "markdown")
+    assert store_notebooks.with_tables(start, "") == start
     for lesson in notebooks.lessons():
-        row = next(
-            (line for line in readme.splitlines() if f"(notebooks/{lesson.path.name})" in line), ""
-        )
-        for fact in (
-            lesson.title,
-            f"{lesson.seconds} s",
-            f"{lesson.gigabytes} GB",
-            f"| {lesson.gpu} |",
-        ):
-            assert fact in row, f"{lesson.path.name}: the README's row lacks {fact!r}: {row!r}"
+        assert f"| [{lesson.number}](notebooks/{lesson.path.name}) | {lesson.title} |" in readme
+        assert f"| [{lesson.number}]({lesson.path.name}) | {lesson.title} |" in start
+    for path in notebooks.recipes().values():
+        assert f"[{path.name}](src/helpers/recipes/{path.name})" in readme
 
 
 def test_readme_picture_is_the_notebooks_own():
     """The picture in the README is the one in the stored notebook, with words beside it."""
-    notebook = nbformat.read(store_notebooks.PICTURE_OF, as_version=4)
+    notebook = nbformat.read(store_notebooks.START, as_version=4)
     assert store_notebooks.PICTURE.read_bytes() == store_notebooks.first_picture(notebook)
     readme = (notebooks.ROOT / "README.md").read_text(encoding="utf-8")
     link = store_notebooks.PICTURE.relative_to(notebooks.ROOT).as_posix()

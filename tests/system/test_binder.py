@@ -1,4 +1,4 @@
-"""The Binder image as repo2docker plans it from binder/, without Docker; and its two scripts, run for real."""
+"""The Binder image as repo2docker plans it, without Docker; its two scripts, run for real."""
 
 import logging
 import os
@@ -16,7 +16,10 @@ from repo2docker.app import Repo2Docker
 from ruamel.yaml import YAML
 
 ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.skipif(os.name == "nt", reason="the image is Linux; its scripts need bash")
+pytestmark = [
+    pytest.mark.setup,
+    pytest.mark.skipif(os.name == "nt", reason="the image is Linux; its scripts need bash"),
+]
 SCRIPTS = ("binder/postBuild", "binder/start", ".ci/run")
 
 
@@ -104,7 +107,8 @@ def test_script_is_executable(script):
     not hasattr(os, "sched_setaffinity"), reason="this system cannot limit a process to some CPUs"
 )
 def test_start_sets_threads_to_the_usable_cpus_and_becomes_the_command():
-    program = "import os; print(os.getpid(), *(os.environ[f'{n}_NUM_THREADS'] for n in ('OMP', 'MKL', 'OPENBLAS')))"
+    names = [f"{library}_NUM_THREADS" for library in ("OMP", "MKL", "OPENBLAS")]
+    program = f"import os; print(os.getpid(), *(os.environ[name] for name in {names}))"
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     one_cpu = {min(os.sched_getaffinity(0))}
     process = subprocess.Popen(
@@ -130,7 +134,7 @@ def test_start_never_keeps_the_container_from_starting(tmp_path):
 
 
 def test_post_build_survives_a_hub_that_refuses(tmp_path):
-    """The script with a python that records its calls and fails at fetching: it goes on to its end."""
+    """With a python that records its calls and fails at fetching, it goes on to its end."""
     (tmp_path / "python").write_text(
         f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\n[ "$3" != fetch ]\n'
     )

@@ -79,7 +79,7 @@ def test_constraints_repeat_the_pins():
 
 
 def test_constraints_leave_nothing_open():
-    """Everything that the pins pull in here, at any depth, has exactly one version in constraints.txt."""
+    """Everything that the pins pull in here has exactly one version in constraints.txt."""
     here = {}
     for requirement in constraints():
         if requirement.marker is None or requirement.marker.evaluate():
@@ -124,7 +124,7 @@ def test_installed_environment_is_the_pinned_one():
 
 
 def test_case_89_no_cuda_package_without_a_driver():
-    """Where there is no NVIDIA driver, the environment holds torch's CPU build and nothing of CUDA."""
+    """Without an NVIDIA driver, the environment holds torch's CPU build and no CUDA."""
     probe = "import tutorial; print(tutorial.nvidia_driver())"
     driver = subprocess.check_output([sys.executable, "-c", probe], cwd=ROOT, text=True).strip()
     if driver == "True" or sys.platform != "linux":

@@ -1,4 +1,4 @@
-"""gpu_report: all of its logic, on the CPU with small models; the card itself cannot be had here."""
+"""gpu_report: all of its logic, on the CPU with small models; no GPU can be had here."""
 
 import functools
 import json
@@ -41,7 +41,8 @@ def result():
 def test_the_report_is_complete(result):
     assert json.loads(json.dumps(gpu_report._round(result)))["card"] == machine.cpu_name()
     assert len(result["memory"]) == result["summary"]["memory configurations"] == 7
-    # In float32 the CPU's predictions are exact. Its 16-bit units, where it has them, take memory of their own.
+    # In float32 the CPU's predictions are exact. Its 16-bit units, where it has them, take memory
+    # of their own.
     full = [
         row for row in result["memory"] if not {"dtype", "mixed_precision"} & set(row["options"])
     ]
@@ -89,7 +90,8 @@ def test_flops_by_hand_are_the_counters():
 def test_the_roofline():
     base = BertConfig()
     weights = 12 * (4 * 768**2 + 2 * 768 * 3072)
-    # One short text: reading the weights takes longer than computing with them. Many: the products decide.
+    # One short text: reading the weights takes longer than computing with them. Many: the products
+    # decide.
     assert roofline.bound(base, 8, 1, 989, 3350, 2) == pytest.approx(3350e9 / (2 * weights))
     assert roofline.bound(base, 128, 64, 989, 3350, 2) == pytest.approx(
         989e12 / roofline.flops(base, 128)

@@ -1,4 +1,4 @@
-"""The real JupyterLab, started as a reader starts it, runs the first lesson in a real browser without an error."""
+"""The real JupyterLab, started as a reader starts it, runs a lesson in a real browser."""
 
 import json
 import os
@@ -15,19 +15,25 @@ from helpers.tools import notebooks
 import pytest
 from playwright.sync_api import sync_playwright
 
+pytestmark = pytest.mark.browser
+
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
-# No sandbox for root in a container; the rest keeps the browser from asking the network for things of its own.
+# No sandbox for root in a container; the rest keeps the browser from asking the network for things
+# of its own.
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking"]
 FLAGS += ["--disable-component-update", "--disable-sync", "--no-first-run"]
 TOKEN = "test"
-# No autosave: a test leaves the stored notebook as it is. No windowing: all cells are in the page, also unseen ones.
+# No autosave: a test leaves the stored notebook as it is. No windowing: all cells are in the page,
+# also unseen ones.
 SETTINGS = {
     "docmanager-extension/plugin": {"autosave": False},
     "notebook-extension/tracker": {"windowingMode": "none"},
 }
-# No cell has an output or a number: whatever is there later came from this run, and not from the file.
+# No cell has an output or a number: whatever is there later came from this run, and not from the
+# file.
 CLEARED = """() => !document.querySelector('.jp-Notebook .jp-OutputArea-output')
-  && [...document.querySelectorAll('.jp-CodeCell .jp-InputPrompt')].every(one => one.textContent === '[ ]:')"""
+  && [...document.querySelectorAll('.jp-CodeCell .jp-InputPrompt')]
+    .every(one => one.textContent === '[ ]:')"""
 # Every cell has its number, or one has failed (then those behind it never run).
 FINISHED = """() => document.querySelector('[data-mime-type="application/vnd.jupyter.error"]')
   || [...document.querySelectorAll('.jp-CodeCell .jp-InputPrompt')]
@@ -36,7 +42,7 @@ FINISHED = """() => document.querySelector('[data-mime-type="application/vnd.jup
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory):
-    """JupyterLab as `python3 tutorial.py lab --no-browser --port N` starts it; gives its address."""
+    """JupyterLab as `tutorial.py lab --no-browser --port N` starts it; gives its address."""
     folder = tmp_path_factory.mktemp("lab")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -100,7 +106,7 @@ def browser():
 
 
 def open_notebook(browser, lab, name):
-    """Open a notebook, without the stored outputs: whatever is there afterwards came from this run; gives the page."""
+    """Open a notebook without its stored outputs, so that all outputs are this run's."""
     page = browser.new_page(viewport={"width": 1280, "height": 1000})
     page.goto(f"{lab}/lab/tree/notebooks/{name}?token={TOKEN}&reset")
     code = sum(
@@ -175,7 +181,7 @@ def run_cell(page, text):
 
 
 def moved(page, cell, act):
-    """Move something in a cell's widget; returns the seconds until number and picture have followed."""
+    """Move a widget; returns the seconds until number and picture have followed."""
     caption, picture = cell.locator("figcaption"), cell.locator("figure img")
     old = caption.inner_text(), picture.get_attribute("src")
     start = time.perf_counter()
@@ -206,7 +212,8 @@ def tick(cell):
     cell.locator("input[type=checkbox]").click()
 
 
-# Notebook, cells to run before the widget's, words of the widget's cell, caption at first, moves and captions.
+# Notebook, cells to run before the widget's, words of the widget's cell, caption at first, moves
+# and captions.
 WIDGETS = {
     "memory": (
         "02_gpu_memory.ipynb",

@@ -18,8 +18,8 @@ def plan(number: str, title: str) -> dict[str, Path]:
     return {
         "notebook.ipynb": files.ROOT / "notebooks" / name,
         "solutions.ipynb": files.ROOT / "notebooks" / "solutions" / name,
-        "exercises.py": files.ROOT / "src/helpers/exercises" / f"lesson_{number}.py",
-        "test_exercises.py": files.ROOT / "tests/exercises" / f"test_exercises_{number}.py",
+        "exercises.py.txt": files.ROOT / "src/helpers/exercises" / f"lesson_{number}.py",
+        "test_exercises.py.txt": files.ROOT / "tests/exercises" / f"test_exercises_{number}.py",
     }
 
 

@@ -25,6 +25,11 @@ _PICTURE = re.compile(r"<img\b(?![^>]*\balt=\"[^\"]+\")")
 _LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)\s]+)\)")
 
 
+def load(path: Path) -> dict:
+    """Read a notebook file."""
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
 def code_cells(notebook: dict) -> list[dict]:
     """Return the code cells that hold code."""
     return [c for c in notebook["cells"] if c["cell_type"] == "code" and source(c).strip()]
@@ -137,7 +142,7 @@ def _check_headings(prose: str) -> list[str]:
 
 def check_lesson(path: Path) -> list[str]:
     """Find faults of a lesson as a lesson: its opening, exercises, summary, solutions."""
-    notebook = json.loads(path.read_text(encoding="utf-8"))
+    notebook = load(path)
     try:
         lesson = notebooks.read(path)
     except ValueError as error:
@@ -161,7 +166,7 @@ def check_lesson(path: Path) -> list[str]:
 
 def check_file(path: Path) -> list[str]:
     """Find all faults of one notebook file."""
-    notebook = json.loads(path.read_text(encoding="utf-8"))
+    notebook = load(path)
     faults = check_stored(notebook) + check_page(notebook, path.parent)
     if path.stat().st_size > LARGEST_FILE:
         faults.append(f"the file has {path.stat().st_size / 1e6:.1f} MB")
