@@ -1,0 +1,89 @@
+"""Put a model and its inputs on one device, and prove it (notebook 01).
+
+python device_placement.py MODEL_FOLDER --device auto "A text." "Another text."
+"""
+
+import argparse
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoModel, AutoTokenizer
+
+
+def resolve_device(name: str = "auto") -> torch.device:
+    """Return the device of a name; "auto" takes the best there is.
+
+    A device that is asked for by name is used or refused, never replaced by the CPU.
+
+    Raises:
+        RuntimeError: If this machine does not have the device.
+    """
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda", 0)
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    device = torch.device(name)
+    torch.empty(1, device=device)  # raises now, and not in the middle of the work
+    return device
+
+
+def move_to(value: Any, device: torch.device) -> Any:
+    """Return a value with its tensors on a device: use what is returned.
+
+    A module moves in place; tensors, dicts (a tokenizer's answer too), lists and tuples come
+    back as new ones.
+    """
+    if isinstance(value, nn.Module | torch.Tensor):
+        return value.to(device)
+    if isinstance(value, Mapping):
+        return {key: move_to(item, device) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(move_to(item, device) for item in value)
+    return value
+
+
+def tensors_of(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield every tensor of a module by name, also those kept as plain attributes."""
+    for prefix, part in module.named_modules():
+        for key, held in vars(part).items():
+            group = held if key in ("_parameters", "_buffers") else {key: held}
+            for name, tensor in group.items():
+                if isinstance(tensor, torch.Tensor):
+                    yield f"{prefix}.{name}".lstrip("."), tensor
+
+
+def left_behind(module: nn.Module, device: torch.device) -> list[str]:
+    """Return the names of the tensors that are not on a device, such as plain attributes."""
+    return [name for name, tensor in tensors_of(module) if tensor.device != device]
+
+
+def run_where_the_model_is(model: nn.Module, inputs: Mapping[str, Any]) -> Any:
+    """Call a model with inputs that follow it, whatever device it is on."""
+    device = next(model.parameters()).device
+    with torch.inference_mode():
+        return model(**move_to(inputs, device))
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Load a model folder, place it, encode texts, and print where everything is."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", help="a model folder, or a name on the Hugging Face hub")
+    parser.add_argument("texts", nargs="+")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda:0, mps (default: auto)")
+    given = parser.parse_args(argv)
+    device = resolve_device(given.device)
+    model = move_to(AutoModel.from_pretrained(given.folder), device).eval()
+    tokenizer = AutoTokenizer.from_pretrained(given.folder)
+    print(f"{type(model).__name__} computes on {next(model.parameters()).device}")
+    print("tensors:", dict(Counter(str(tensor.device) for _, tensor in tensors_of(model))))
+    print("left behind:", ", ".join(left_behind(model, device)) or "nothing")
+    inputs = tokenizer(given.texts, padding=True, truncation=True, return_tensors="pt")
+    hidden = run_where_the_model_is(model, inputs).last_hidden_state
+    print(f"output: {tuple(hidden.shape)} on {hidden.device}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,334 @@
+"""The recipes do what they say, with their own command line, on small models in real files."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+
+from helpers.recipes import (
+    device_placement,
+    distill,
+    embed_corpus,
+    fast_pipeline,
+    int8,
+    load_checkpoint,
+    onnx_export,
+    training_memory,
+)
+from helpers.tools import notebooks
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from torch import nn
+from torch.nn import functional
+from transformers import (
+    BertForSequenceClassification,
+    BertModel,
+    DistilBertConfig,
+    DistilBertForSequenceClassification,
+)
+
+WORDS = ["a", "good", "bad", "film", "was", "this", "not", "very", "and", "the"]
+TEXTS = [" ".join(WORDS[i % 7 : i % 7 + 1 + i % 4] * (1 + i % 3)) for i in range(40)]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_tokenizer):
+    return tiny_tokenizer(*WORDS)
+
+
+@pytest.fixture(scope="module")
+def classifier(tiny_model):
+    return tiny_model(BertForSequenceClassification, num_labels=3, num_hidden_layers=3)
+
+
+@pytest.fixture(scope="module")
+def folder(classifier, tokenizer, tmp_path_factory):
+    """A folder with a classifier and its tokenizer, as a reader has one."""
+    place = tmp_path_factory.mktemp("model")
+    for part in (classifier, tokenizer):
+        part.save_pretrained(place)
+    return place
+
+
+@pytest.fixture(scope="module")
+def exported(classifier, tmp_path_factory):
+    path = tmp_path_factory.mktemp("onnx") / "model.onnx"
+    return onnx_export.export(classifier, path)
+
+
+@pytest.fixture
+def table(tmp_path):
+    path = tmp_path / "texts.tsv"
+    path.write_text("".join(f"{text}\t{row % 3}\n" for row, text in enumerate(TEXTS)))
+    return path
+
+
+def run(recipe, *arguments, launcher=()):
+    """What a copied recipe prints when it is run by its path, without the package."""
+    script = notebooks.ROOT / "src/helpers/recipes" / f"{recipe}.py"
+    command = [*launcher, str(script), *map(str, arguments)]
+    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def python(recipe, *arguments):
+    return run(recipe, *arguments, launcher=[sys.executable])
+
+
+def test_device_placement(folder, tmp_path):
+    printed = python("device_placement", folder, "a good film", "not bad", "--device", "cpu")
+    assert "BertModel computes on cpu" in printed
+    assert "left behind: nothing" in printed
+    assert "output: (2, 5, 32) on cpu" in printed
+
+
+def test_what_is_left_behind_has_a_name():
+    class Table(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(2, 2)
+            self.inner.table = torch.ones(4)
+
+    moved = device_placement.move_to(Table(), torch.device("meta"))
+    assert device_placement.left_behind(moved, torch.device("meta")) == ["inner.table"]
+    inputs = {"x": torch.ones(1), "more": [torch.ones(1), "text"]}
+    placed = device_placement.move_to(inputs, torch.device("meta"))
+    assert placed["x"].is_meta
+    assert placed["more"][0].is_meta
+    assert not inputs["x"].is_meta
+
+
+def test_a_device_that_is_not_here_is_refused():
+    if torch.cuda.is_available():
+        pytest.skip("this machine has CUDA")
+    with pytest.raises((RuntimeError, AssertionError), match="CUDA"):
+        device_placement.resolve_device("cuda:0")
+    assert device_placement.resolve_device().type in ("cpu", "mps")
+
+
+def test_accumulated_gradients_are_those_of_the_batch(tiny_model):
+    batch = {"input_ids": torch.randint(5, 90, (7, 9)), "labels": torch.arange(7) % 3}
+    found = []
+    for parts in (1, 3):
+        model = tiny_model(BertForSequenceClassification, num_labels=3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        loss = training_memory.training_step(model, batch, optimizer, accumulate=parts)
+        found.append((loss, [parameter.detach().clone() for parameter in model.parameters()]))
+    assert found[0][0] == pytest.approx(found[1][0], abs=1e-6)
+    for one, other in zip(found[0][1], found[1][1], strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+
+
+def test_a_frozen_body_neither_learns_nor_drops_out(tiny_model):
+    model = tiny_model(BertForSequenceClassification).train()
+    training_memory.freeze_body(model)
+    ids = torch.randint(5, 90, (2, 9))
+    assert torch.equal(model.bert(ids)[0], model.bert(ids)[0])
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert trained == {"classifier.weight", "classifier.bias"}
+    model.requires_grad_(False)
+    with pytest.raises(RuntimeError, match="any parameter"):
+        training_memory.check_gradients(model)
+
+
+@pytest.mark.slow
+def test_training_memory(folder):
+    options = ["--batch", "4", "--length", "32", "--accumulate", "2", "--checkpointing"]
+    assert "peak" in python("training_memory", folder, *options)
+    adapters = python("training_memory", folder, "--length", "32", "--lora", "2")
+    assert "gradients" in adapters
+
+
+@pytest.mark.parametrize("wrapped", ["", "module.", "_orig_mod.", "module._orig_mod."])
+def test_load_checkpoint(wrapped, classifier, folder, tmp_path):
+    state = {f"{wrapped}{name}": value for name, value in classifier.state_dict().items()}
+    torch.save({"epoch": 3, "model_state_dict": state}, tmp_path / "c.pt")
+    target = tmp_path / "model.safetensors"
+    printed = python("load_checkpoint", tmp_path / "c.pt", folder, "--save", target)
+    assert f"{len(state)} tensors" in printed
+    saved = safetensors.torch.load_file(target)
+    for name, value in classifier.state_dict().items():
+        assert torch.equal(saved[name], value)
+
+
+def test_load_checkpoint_never_guesses(classifier, tmp_path):
+    state = classifier.state_dict()
+    torch.save({"model": state, "ema": state}, tmp_path / "two.pt")
+    with pytest.raises(KeyError, match=r"model.*ema"):
+        load_checkpoint.read_state(tmp_path / "two.pt")
+    wrong = {f"other.{name}": value for name, value in state.items()}
+    model = type(classifier)(classifier.config).train()
+    with pytest.raises(RuntimeError, match="Missing key"):
+        load_checkpoint.load_strictly(model, wrong)
+    assert not load_checkpoint.load_strictly(model, state).training
+
+
+def test_an_honest_module_called_module_stays():
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.module = nn.Linear(2, 2)
+
+    state = Outer().state_dict()
+    assert load_checkpoint.strip_wrappers(state, Outer()).keys() == state.keys()
+    wrapped = {f"module.{name}": value for name, value in state.items()}
+    assert load_checkpoint.strip_wrappers(wrapped, Outer()).keys() == state.keys()
+
+
+def test_onnx_export(folder, tmp_path):
+    printed = python("onnx_export", folder, tmp_path / "model.onnx")
+    assert float(printed.split()[-1]) < 1e-4
+    assert (tmp_path / "model.onnx").exists()
+
+
+@pytest.mark.parametrize("batch", [1, 2, 5])
+def test_an_exported_file_takes_any_shape(exported, classifier, batch):
+    session = onnx_export.open_session(exported)
+    for length in (1, 7, 64):
+        encoding = {name: np.ones((batch, length), np.int64) for name in onnx_export.INPUTS}
+        assert onnx_export.run(session, encoding).shape == (batch, 3)
+
+
+def test_parity_sees_swapped_inputs(exported, classifier, tokenizer, monkeypatch):
+    session = onnx_export.open_session(exported)
+    assert onnx_export.parity(classifier, session, tokenizer) < 1e-4
+    right = onnx_export.run
+
+    def swapped(session, encoding):
+        names = {"attention_mask": "token_type_ids", "token_type_ids": "attention_mask"}
+        return right(session, {names.get(name, name): v for name, v in encoding.items()})
+
+    monkeypatch.setattr(onnx_export, "run", swapped)
+    assert onnx_export.parity(classifier, session, tokenizer) > 1e-3
+
+
+def test_a_model_without_segments_is_exported(tokenizer, tmp_path):
+    config = DistilBertConfig(vocab_size=100, dim=32, n_layers=1, n_heads=2, hidden_dim=64)
+    model = DistilBertForSequenceClassification(config).eval()
+    session = onnx_export.open_session(onnx_export.export(model, tmp_path / "m.onnx"))
+    assert {entry.name for entry in session.get_inputs()} == {"input_ids", "attention_mask"}
+    assert onnx_export.parity(model, session, tokenizer) < 1e-4
+
+
+def test_a_provider_that_is_not_in_use_is_an_error(exported):
+    warned = pytest.warns(UserWarning, match="not in available provider")
+    with warned, pytest.raises(RuntimeError, match=r"CUDA.* is not in use"):
+        onnx_export.open_session(exported, provider="CUDAExecutionProvider")
+
+
+def test_int8(exported, folder, table, tmp_path):
+    target = tmp_path / "int8.onnx"
+    printed = python("int8", exported, target, folder, table)
+    assert "only before right" in printed
+    assert target.stat().st_size < 0.7 * exported.stat().st_size
+
+
+def test_int8_compares_in_pairs():
+    exact = np.array([[2.0, 1.0], [0.0, 1.0], [3.0, 0.0]])
+    made = np.array([[0.0, 1.0], [1.0, 0.0], [3.0, 0.5]])
+    found = int8.compare(exact, made, [0, 0, 0])
+    assert (found["only before right"], found["only after right"]) == (1, 1)
+    assert found["accuracy before"] == found["accuracy after"]
+    assert found["same answer"] == pytest.approx(1 / 3)
+    assert found["largest logit difference"] == 2
+
+
+def test_the_soft_loss_is_its_formula():
+    student, teacher = torch.randn(4, 3), torch.randn(4, 3)
+    for temperature in (1.0, 2.0, 8.0):
+        p = functional.softmax(teacher / temperature, -1)
+        q = functional.softmax(student / temperature, -1)
+        expected = temperature**2 * (p * (p.log() - q.log())).sum() / 4
+        found = distill.soft_loss(student, teacher, temperature)
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+    far = distill.soft_loss(student.double(), teacher.double(), 1e4)
+    limit = distill.soft_loss(student.double(), teacher.double(), math.inf)
+    torch.testing.assert_close(far, limit, atol=1e-6, rtol=1e-3)
+
+
+def test_a_student_is_made_of_its_teachers_layers(classifier):
+    student = distill.cut_student(classifier, [0, 2])
+    ours, theirs = student.state_dict(), classifier.state_dict()
+    name = "bert.encoder.layer.{}.attention.self.query.weight"
+    assert torch.equal(ours[name.format(1)], theirs[name.format(2)])
+    assert torch.equal(ours["classifier.weight"], theirs["classifier.weight"])
+    assert student.config.num_hidden_layers == 2
+    assert classifier.config.num_hidden_layers == 3
+
+
+def test_distill(folder, table, tmp_path, classifier):
+    target = tmp_path / "student"
+    printed = python("distill", folder, table, target, "--layers", "0,2", "--epochs", "1")
+    assert "held-out texts" in printed
+    student = BertForSequenceClassification.from_pretrained(target)
+    assert student.config.num_hidden_layers == 2
+    cut = distill.cut_student(classifier, [0, 2])
+    assert not torch.equal(student.classifier.weight, cut.classifier.weight)
+
+
+def test_training_a_student_leaves_the_teacher_alone(classifier, tokenizer):
+    before = {name: value.clone() for name, value in classifier.state_dict().items()}
+    student = distill.cut_student(classifier, [0, 1])
+    losses = list(distill.train(student, classifier, tokenizer, TEXTS, epochs=6, lr=1e-3))
+    assert losses[-1] < losses[0]
+    assert all(torch.equal(before[name], v) for name, v in classifier.state_dict().items())
+    assert all(parameter.grad is None for parameter in classifier.parameters())
+    classifier.requires_grad_(True)
+
+
+def test_sorted_batches_give_the_vectors_of_one_at_a_time(tiny_model, tokenizer):
+    model = tiny_model(BertModel)
+    single = [embed_corpus.embed_sorted([text], model, tokenizer, limit=64) for text in TEXTS]
+    many = embed_corpus.embed_sorted(TEXTS, model, tokenizer, max_tokens=40, limit=64)
+    torch.testing.assert_close(many, torch.cat(single), atol=1e-5, rtol=1e-4)
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    source = tmp_path / "texts"
+    source.mkdir()
+    for number in range(3):
+        lines = [json.dumps({"text": text}) for text in TEXTS[number::3]]
+        (source / f"part-{number}.jsonl").write_text("\n".join(lines) + "\n")
+    return source
+
+
+@pytest.mark.slow
+def test_embed_corpus_shares_the_work_and_goes_on(corpus, folder, tmp_path):
+    """Two processes, one file taken away, one process: the same bytes each time."""
+    target = tmp_path / "vectors"
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2"]
+    launch += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
+    run("embed_corpus", corpus, folder, target, launcher=[*launch, "--main_process_port", "0"])
+    made = {path.name: path.read_bytes() for path in sorted(target.iterdir())}
+    assert list(made) == [f"part-{number}.safetensors" for number in range(3)]
+    (target / "part-1.safetensors").unlink()
+    python("embed_corpus", corpus, folder, target)
+    assert {path.name: path.read_bytes() for path in target.iterdir()} == made
+
+
+def test_vectors_of_another_model_are_not_taken_for_these(corpus, tiny_model, tokenizer, tmp_path):
+    source, target = corpus / "part-0.jsonl", tmp_path / "v.safetensors"
+    embed_corpus.embed_file(source, target, tiny_model(BertModel), tokenizer)
+    with pytest.raises(ValueError, match="another model or other texts"):
+        embed_corpus.embed_file(source, target, tiny_model(BertModel, seed=1), tokenizer)
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_fast_pipeline(exported, folder, classifier, tokenizer, tmp_path):
+    (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
+    printed = python("fast_pipeline", exported, folder, tmp_path / "texts.txt", "--workers", "2")
+    encoded = tokenizer(TEXTS, padding=True, return_tensors="pt")
+    with torch.inference_mode():
+        expected = classifier(**encoded).logits
+    session = fast_pipeline.open_session(exported)
+    found = fast_pipeline.classify(TEXTS, session, tokenizer, workers=2)
+    np.testing.assert_allclose(found, expected.numpy(), atol=1e-4)
+    labels = [line.split("\t")[0] for line in printed.splitlines()[: len(TEXTS)]]
+    assert labels == [str(int(label)) for label in expected.argmax(-1)]
