@@ -1,0 +1,167 @@
+"""Benchmark parts that run a corpus (notebook 07), the pipelines of notebook 08, and notebooks."""
+
+import sys
+import tempfile
+
+from helpers.core import metrics, processes, timing
+from helpers.lessons import pipelines
+from helpers.models import assets, datasets
+from helpers.tools import measure
+from helpers.tools.bench_report import Part, rounded
+from helpers.tools.notebooks import lessons
+
+import numpy
+import pandas
+
+
+def notebooks(quick: bool) -> Part:
+    """Run every notebook from a fresh kernel: seconds, and peak memory with its children (GiB)."""
+    found = lessons()
+    chosen = [min(found, key=lambda lesson: lesson.seconds)] if quick else found
+    rows = []
+    for lesson in chosen:
+        command = [sys.executable, "-m", "jupyter", "execute", str(lesson.path)]
+        run = measure.measure(command, cwd=lesson.path.parent)
+        if run.status:
+            raise RuntimeError(f"{lesson.path.name} failed:\n{run.output[-2000:]}")
+        rows.append(
+            {
+                "notebook": lesson.path.stem,
+                "seconds": run.seconds,
+                "stated seconds": lesson.seconds,
+                "peak GiB": run.peak / 2**30,
+                "stated GiB": lesson.gigabytes * 1e9 / 2**30,
+            }
+        )
+    table = pandas.DataFrame(rows).set_index("notebook")
+    worst = {
+        "notebook_seconds_worst": table["seconds"].max(),
+        "notebook_peak_gib_worst": table["peak GiB"].max(),
+    }
+    return Part(table, rounded(worst, 3))
+
+
+def sentences_with(way: str, count: int):
+    """Set up one arm: SciBERT's architecture on scientific sentences, with `embed` or as pasted."""
+    from helpers.lessons import embedding
+
+    import torch
+
+    model, tokenizer = assets.model("scibert"), assets.tokenizer("scibert")
+    texts = datasets.science_sentences()["text"].tolist()[:: 300 // count]
+    padded = {"padding": "max_length", "truncation": True, "max_length": 128}
+
+    def pasted(texts):
+        rows = []
+        with torch.no_grad():
+            for text in texts:
+                inputs = tokenizer(text, **padded, return_tensors="pt")
+                hidden = model(**inputs).last_hidden_state
+                rows.append(embedding.mean_pool(hidden, inputs["attention_mask"]))
+        return torch.cat(rows).numpy()
+
+    def embedded(texts):
+        return embedding.embed(texts, model, tokenizer, precision="float32").vectors
+
+    call = {"pasted": pasted, "embed": embedded}[way]
+    return call, {"texts": texts}, call(texts).tolist()
+
+
+def _growth(count: int) -> float:
+    """Embed short texts with a tiny model.
+
+    Returns:
+        By how many megabytes the process grew after the first 10,000.
+    """
+    from helpers.lessons.embedding import stream
+
+    from transformers import BertConfig, BertModel
+
+    config = BertConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64
+    )
+    texts = (f"text number {number} of a corpus" for number in range(count))
+    tokenizer = assets.tokenizer("minilm")
+    memory, done = [], 0
+    for chunk in stream(texts, BertModel(config), tokenizer, precision="float32"):
+        done += len(chunk)
+        if done >= 10_000:
+            memory.append(processes.process_memory())
+    return (memory[-1] - memory[0]) / 1e6
+
+
+def embedding(quick: bool) -> Part:
+    """Compare `embed` with the pasted loop (padded to 128, one at a time), and measure memory."""
+    count, many = (10, 20_000) if quick else (300, 100_000)
+    arms = {}
+    for way in ("pasted", "embed"):
+        arms[way] = ("helpers.tools.bench_corpus:sentences_with", {"way": way, "count": count})
+    took = timing.compare(arms, rounds=6, warmup=1, threads=2, isolate=True, items=count)
+    difference = float(numpy.abs(numpy.subtract(*took.extra.values())).max())
+    if difference > 1e-4:
+        raise RuntimeError(f"embed and the pasted loop differ by {difference:.1e}")
+    growth = _growth(many)
+    rows = took.table[["arm", "median ms", "items/s"]].to_dict("records")
+    rows.append({"arm": f"tiny model, 10,000 to {many:,} texts: {growth:+.1f} MB"})
+    ratios = {
+        "embed_over_pasted": took.ratio("pasted", "embed").value,
+        "embed_difference": difference,
+        "embed_memory_growth_mb": growth,
+    }
+    return Part(pandas.DataFrame(rows).set_index("arm"), ratios)
+
+
+def _step_row(step: str, before: str, took, labels: list[int], count: int) -> dict:
+    extra, ratio = took.extra[step], took.ratio("as pasted", step)
+    score = metrics.accuracy(labels, extra["labels"])
+    pair = metrics.paired(labels, took.extra["smaller model"]["labels"], extra["labels"])
+    return {
+        "step": step,
+        "texts/s": count / numpy.median(took.seconds[step]),
+        "times as pasted": ratio.value,
+        "low": ratio.low,
+        "high": ratio.high,
+        "times before": took.ratio(before, step).value,
+        "MB": extra["MB"],
+        "accuracy": score.value,
+        "from": score.low,
+        "to": score.high,
+        "points": 100 * pair.difference,
+        "points from": 100 * pair.low,
+        "points to": 100 * pair.high,
+    }
+
+
+def pipeline(quick: bool) -> Part:
+    """Measure every step from the code people paste to the best that these cores can do.
+
+    Two threads each; accuracy on all test snippets, in pairs with the teacher. A quick run takes
+    16 snippets to time and 200 to answer.
+    """
+    from helpers.lessons import sentiment
+
+    test = sentiment.sentences("test").sample(frac=1, random_state=0)
+    test = test[:200] if quick else test
+    every, labels = test["text"].tolist(), test["label"].tolist()
+    texts = every[:16] if quick else every[:256]
+    arms, steps = {}, list(pipelines.STEPS)
+    with tempfile.TemporaryDirectory() as folder:
+        pipelines.write_files(folder)
+        request = {"folder": folder, "texts": texts, "every": every}
+        for step in steps:
+            arms[step] = ("helpers.lessons.pipelines:step", {"name": step, **request})
+        took = timing.compare(arms, rounds=6, warmup=1, threads=2, isolate=True, items=len(texts))
+    padded, unpadded = took.extra["as pasted"], took.extra["no padding"]
+    if not numpy.allclose(padded["logits"], unpadded["logits"], atol=1e-4):
+        raise RuntimeError("padding changes the answers of BERT-base")
+    padded["labels"] = unpadded["labels"]
+    rows = []
+    for before, step in zip([steps[0], *steps], steps, strict=False):
+        rows.append(_step_row(step, before, took, labels, len(texts)))
+    table = pandas.DataFrame(rows).set_index("step")
+    ratios = {}
+    for name, step in (("final", "a thread a batch"), ("smallest", "smallest student")):
+        share = table.loc[step, "accuracy"] / table.loc["smaller model", "accuracy"]
+        ratios[f"{name}_over_pasted"] = table.loc[step, "times as pasted"]
+        ratios[f"{name}_share_of_accuracy"] = share
+    return Part(table, rounded(ratios))

@@ -1,0 +1,207 @@
+"""Benchmark parts of notebooks 02 and 03: predicted and measured memory, loading checkpoints."""
+
+import random
+import tempfile
+import time
+from pathlib import Path
+
+from helpers.core import processes
+from helpers.core.tensors import GIB, MIB
+from helpers.tools.bench_report import Part, rounded
+
+import pandas
+
+
+def _drawn(rng: random.Random, base: bool) -> tuple:
+    """Draw one training or inference, tiny or BERT-base.
+
+    Returns:
+        config, batch, length, options of `predict_peak`.
+    """
+    from transformers import BertConfig
+
+    hidden = rng.choice([32, 64, 128, 192, 256, 384, 512, 768])
+    drawn = BertConfig(
+        hidden_size=hidden,
+        num_hidden_layers=rng.randint(1, 12),
+        num_attention_heads=max(1, hidden // rng.choice([32, 64])),
+        intermediate_size=hidden * rng.choice([2, 3, 4]),
+        vocab_size=rng.choice([500, 5000, 30522]),
+        attention_probs_dropout_prob=rng.choice([0.0, 0.1, 0.1]),
+    )
+    config = BertConfig() if base else drawn
+    options = {"padded": rng.random() < 0.7, "attention": rng.choice(["sdpa", "sdpa", "eager"])}
+    options["mode"] = rng.choice(["inference", "training", "training", "training"])
+    kind = rng.choice(["float32", "float32", "bfloat16", "mixed"])
+    options |= {"mixed_precision": True} if kind == "mixed" else {"dtype": kind}
+    if options["mode"] == "training":
+        options["optimizer"] = rng.choice(["adamw", "sgd"])
+        options["accumulate"] = rng.choice([1, 1, 4])
+        options["checkpointing"] = rng.random() < 0.3
+        lever = rng.choice(["", "", "embeddings", "body", "layers", "lora"])
+        if lever == "lora":
+            options["lora"] = rng.choice([2, 8])
+        elif lever == "layers":
+            options["freeze"] = rng.randint(0, config.num_hidden_layers)
+        elif lever:
+            options["freeze"] = lever
+    return config, rng.randint(1, 16), rng.randint(4, 512), options
+
+
+def _measured(config, batch: int, length: int, **options) -> int:
+    from helpers.lessons.memory import measure_peak
+    from helpers.lessons.training_step import Step
+
+    step = Step(config, batch, length, **options)
+    return measure_peak(step.run, step.model, step.optimizer, step.inputs).allocated
+
+
+def _described(config, length: int, options: dict) -> str:
+    size = f"{config.num_hidden_layers} x {config.hidden_size}"
+    named = [f"{name}={value}" for name, value in options.items()]
+    return ", ".join([size, f"{length} tokens", *named])
+
+
+def _peaks(rng: random.Random, quick: bool) -> list[dict]:
+    """Predict and measure random configurations, leaving out what would take too long."""
+    from helpers.lessons.memory import predict_peak
+
+    rows, count = [], 6 if quick else 40
+    most_work, most_memory = (1e9, 400 * MIB) if quick else (8e9, 3000 * MIB)
+    while len(rows) < count:
+        config, batch, length, options = _drawn(rng, base=not quick and len(rows) >= count - 5)
+        work = batch * length * config.num_hidden_layers * config.hidden_size**2
+        if work > most_work:
+            continue
+        start = time.perf_counter()
+        predicted = predict_peak(config, batch, length, **options).total
+        seconds = time.perf_counter() - start
+        if predicted > most_memory:
+            continue
+        found = _measured(config, batch, length, **options)
+        rows.append(
+            {
+                "configuration": _described(config, length, options),
+                "batch": batch,
+                "seconds": seconds,
+                "predicted MiB": predicted / MIB,
+                "measured MiB": found / MIB,
+                "error": abs(predicted / found - 1),
+            }
+        )
+    return rows
+
+
+def _largest_batches(rng: random.Random, quick: bool) -> list[dict]:
+    """Compare the predicted largest batch with the true one, found by running."""
+    from helpers.lessons.memory import largest_batch, predict_peak
+
+    rows = []
+    chosen = [{}] if quick else [{}, {"mode": "inference"}, {"checkpointing": True, "lora": 4}]
+    for options in chosen:
+        config, _, length, _ = _drawn(rng, base=False)
+        config.hidden_size, config.num_attention_heads, config.num_hidden_layers = 128, 2, 4
+        peak = predict_peak(config, rng.randint(8, 24), length, **options).total
+        budget = peak * rng.uniform(1.0, 1.1)
+        best = true = largest_batch(config, length, budget / GIB, margin=0, **options)
+        while _measured(config, true + 1, length, **options) <= budget:
+            true += 1
+        while true and _measured(config, true, length, **options) > budget:
+            true -= 1
+        what = f"largest batch: {_described(config, length, options)}, {budget / MIB:.0f} MiB"
+        rows.append({"configuration": what, "batch": best, "true batch": true})
+    return rows
+
+
+def predict_large(options: dict) -> tuple[int, float, int]:
+    """Predict a step of BERT-large.
+
+    Returns:
+        The peak in bytes, the seconds it took, and this process's own peak in bytes.
+    """
+    from helpers.lessons import memory
+    from helpers.models import assets
+
+    large = assets.config("bert-large")
+    start = time.perf_counter()
+    peak = memory.predict_peak(large, 32, 512, **options)
+    return peak.total, time.perf_counter() - start, processes.process_peak()
+
+
+def memory(quick: bool, seed: int = 0) -> Part:
+    """Compare predicted with measured CPU peaks and largest batches; errors are fractions.
+
+    BERT-large is predicted in processes of their own, whose whole memory counts.
+    """
+    rng = random.Random(seed)
+    rows = _peaks(rng, quick)
+    batches = _largest_batches(rng, quick)
+    rows += batches
+    for options in ({}, {"accumulate": 4}, {"lora": 8, "checkpointing": True, "device": "cuda"}):
+        predicted, seconds, taken = processes.run_in_subprocess(predict_large, options)
+        named = [f"{name}={value}" for name, value in options.items()]
+        rows.append(
+            {
+                "configuration": ", ".join(["BERT-large", "512 tokens", *named]),
+                "batch": 32,
+                "seconds": seconds,
+                "process GiB": taken / GIB,
+                "predicted MiB": predicted / MIB,
+            }
+        )
+    table = pandas.DataFrame(rows).set_index("configuration")
+    ratios = {
+        "memory_error_median": table["error"].median(),
+        "memory_error_worst": table["error"].max(),
+        "largest_batch_off_by": max(abs(row["batch"] - row["true batch"]) for row in batches),
+        "memory_prediction_seconds_worst": table["seconds"].max(),
+        "memory_prediction_gib_worst": table["process GiB"].max(),
+    }
+    return Part(table, rounded(ratios, 6))
+
+
+def copies_while_loading(way: str, path: Path, vocabulary: int, layers: int) -> float:
+    """Load a checkpoint in this process.
+
+    Returns:
+        The peak above the memory before, in copies of the weights.
+    """
+    from helpers.lessons import checkpoints
+
+    import torch
+    from transformers import BertConfig, BertModel
+
+    config = BertConfig(vocab_size=vocabulary, num_hidden_layers=layers)
+    # What is imported late belongs to the memory before.
+    BertModel(BertConfig(num_hidden_layers=1, vocab_size=10))
+    before = processes.process_memory()
+    if way == "pasted":
+        model = BertModel(config)
+        model.load_state_dict(torch.load(path, map_location="cpu"))
+    else:
+        model = checkpoints.load(path, lambda: BertModel(config)).model
+    weights = list(model.state_dict().values())
+    for weight in weights:
+        weight.sum()  # mapped weights would not be in memory yet
+    return (processes.process_peak() - before) / sum(weight.nbytes for weight in weights)
+
+
+def checkpoints(quick: bool) -> Part:
+    """Measure the peak of a fresh process that loads BERT-base, in copies of its weights.
+
+    The weights are random, which memory does not notice. A quick run takes a smaller model.
+    """
+    import torch
+    from transformers import BertConfig, BertModel
+
+    vocabulary, layers = (10_000, 4) if quick else (30_522, 12)
+    rows = {}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.pth"
+        model = BertModel(BertConfig(vocab_size=vocabulary, num_hidden_layers=layers))
+        torch.save(model.state_dict(), path)
+        for way in ("pasted", "checkpoints.load"):
+            request = (copies_while_loading, way, path, vocabulary, layers)
+            rows[way] = processes.run_in_subprocess(*request)
+    table = pandas.DataFrame({"peak, in copies of the weights": rows}).rename_axis("loading")
+    return Part(table, rounded({"checkpoint_peak_over_weights": rows["checkpoints.load"]}))
