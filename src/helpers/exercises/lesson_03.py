@@ -1,4 +1,4 @@
-"""Checks for the exercises of notebook 03 (checkpoints), and the three broken files that they are about."""
+"""Checks for the exercises of notebook 03 (checkpoints), and the three files they are about."""
 
 import argparse
 import re
@@ -11,49 +11,40 @@ from torch import nn
 from transformers import BertConfig, BertForSequenceClassification, BertModel
 
 _CONFIG = BertConfig(
-    hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, vocab_size=100,
+    vocab_size=100,
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    intermediate_size=64,
     max_position_embeddings=64,
-)  # fmt: skip
+)
 
 
-def new_model(seed: int = 0) -> BertModel:
-    """A small BERT with random weights, in eval mode: the model that all three files belong to."""
+def new_model(seed: int = 0, kind: type = BertModel) -> BertModel:
+    """Build a small BERT with random weights, in eval mode: the model of all three files."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        return BertModel(_CONFIG).eval()
+        return kind(_CONFIG).eval()
 
 
 def new_classifier() -> BertForSequenceClassification:
-    """The same BERT with a head for two labels, all of it random."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(0)
-        return BertForSequenceClassification(_CONFIG).eval()
+    """Build the same BERT with a head for two labels, all of it random."""
+    return new_model(kind=BertForSequenceClassification)
 
 
 def write_puzzles(folder: str | Path) -> list[Path]:
-    """Writes one.pth, two.pth and three.pth into `folder` and returns their paths. Reading on here gives them away."""
+    """Write one.pth, two.pth and three.pth into `folder`. Reading on here gives them away."""
     paths = [Path(folder) / f"{number}.pth" for number in ("one", "two", "three")]
-    partly = {
-        name.replace("encoder.", "encoder._orig_mod."): value
-        for name, value in _right(1).state_dict().items()
-    }
-    torch.save(partly, paths[0])
-    last, best = new_model(20).state_dict(), _right(2).state_dict()
-    torch.save(
-        {"last": last, "best": best, "options": argparse.Namespace(lr=2e-5, select="best")},
-        paths[1],
-    )
-    turned = {
-        name: value.T.contiguous() if _turned(name) else value
-        for name, value in _right(3).state_dict().items()
-    }
-    torch.save(
-        {
-            "bert." + name.replace("LayerNorm.weight", "LayerNorm.gamma"): t
-            for name, t in turned.items()
-        },
-        paths[2],
-    )
+    one, two, three = (_right(number).state_dict() for number in (1, 2, 3))
+    torch.save({n.replace("encoder.", "encoder._orig_mod."): one[n] for n in one}, paths[0])
+    options = argparse.Namespace(lr=2e-5, select="best")
+    last = new_model(20).state_dict()
+    torch.save({"last": last, "best": two, "options": options}, paths[1])
+    old = {}
+    for name, value in three.items():
+        name = "bert." + name.replace("LayerNorm.weight", "LayerNorm.gamma")
+        old[name] = value.T.contiguous() if _is_linear(name) else value
+    torch.save(old, paths[2])
     return paths
 
 
@@ -61,63 +52,57 @@ def _right(number: int) -> BertModel:
     return new_model(10 + number)
 
 
-def _turned(name: str) -> bool:
-    """TensorFlow keeps the weights of a linear layer the other way round."""
+def _is_linear(name: str) -> bool:
+    """Whether a weight is a linear layer's matrix, which TensorFlow keeps the other way round."""
     return bool(re.search(r"(dense|query|key|value)\.weight$", name))
 
 
 def _fault(answer: nn.Module, number: int) -> str | None:
     if not isinstance(answer, nn.Module):
         return f"the answer is the loaded model, not a {type(answer).__name__}"
-    right, names = _right(number), dict(answer.named_parameters())
-    if names.keys() != dict(right.named_parameters()).keys():
+    right, got = dict(_right(number).named_parameters()), dict(answer.named_parameters())
+    if got.keys() != right.keys():
         return "it is another model: build it with lesson_03.new_model"
-    differ = [
-        name
-        for name, value in right.named_parameters()
-        if not torch.equal(value, names[name].float())
-    ]
-    if 4 * len(differ) > len(names) and number != 3:
-        return f"{len(differ)} of {len(names)} weights are not the trained ones; strict=False may have skipped them"
+    differ = [name for name in right if not torch.equal(right[name], got[name].float())]
+    share = f"{len(differ)} of {len(right)} weights"
+    if 4 * len(differ) > len(right) and number != 3:
+        return f"{share} are not the trained ones; strict=False may have skipped them"
     if differ:
-        return f"{len(differ)} of {len(names)} weights differ from the trained ones, among them {differ[-1]}"
+        return f"{share} differ from the trained ones, among them {differ[-1]}"
     if answer.training:
         return "the weights are right, but the model is in training mode, so dropout is on"
     ids = torch.arange(24).reshape(2, 12)
     with torch.no_grad():
-        if not torch.equal(answer(ids)[0], right(ids)[0]):
+        if not torch.equal(answer(ids)[0], _right(number)(ids)[0]):
             return "all weights agree, but the outputs do not: compare the buffers as well"
     return None
 
 
 @exercise
 def check_03_1(answer: nn.Module) -> str | None:
-    """The model in one.pth, of which only a part was compiled."""
+    """Check the model in one.pth, of which only a part was compiled."""
     return _fault(answer, 1)
 
 
 @exercise
 def check_03_2(answer: nn.Module) -> str | None:
-    """The model in two.pth that its owner selected."""
-    fault, last = _fault(answer, 2), new_model(20)
-    if (
-        fault
-        and isinstance(answer, BertModel)
-        and torch.equal(answer.pooler.dense.weight, last.pooler.dense.weight)
-    ):
-        return "these are the weights of the last epoch: what do the owner's options say?"
+    """Check the model in two.pth that its owner selected."""
+    fault = _fault(answer, 2)
+    if fault and isinstance(answer, BertModel):
+        last = new_model(20).pooler.dense.weight
+        if torch.equal(answer.pooler.dense.weight, last):
+            return "these are the weights of the last epoch: what do the owner's options say?"
     return fault
 
 
 @exercise
 def check_03_3(answer: nn.Module) -> str | None:
-    """The model in three.pth, whose linear layers are stored the other way round."""
+    """Check the model in three.pth, whose linear layers are stored the other way round."""
     fault = _fault(answer, 3)
     if fault and isinstance(answer, BertModel):
         right, got = _right(3).state_dict(), answer.state_dict()
-        square = [
-            name for name in right if _turned(name) and right[name].shape[0] == right[name].shape[1]
-        ]
+        linear = [name for name in right if _is_linear(name)]
+        square = [name for name in linear if right[name].shape[0] == right[name].shape[1]]
         if all(torch.equal(right[name].T, got[name]) for name in square):
             return f"{fault}. Square matrices fit either way round, so no error tells of them"
     return fault
