@@ -12,7 +12,6 @@ import sys
 import zipfile
 
 from conftest import TINY
-from helpers.core import cuda
 from helpers.lessons import checkpoint_files, checkpoints
 from helpers.lessons.checkpoint_files import CheckpointError
 from helpers.recipes import load_checkpoint as recipe
@@ -472,7 +471,7 @@ def test_case_32_unwraps_one_level(model, tmp_path, key):
     check(path, model)
     same(recipe.load_checkpoint(path, lambda: BertModel(CONFIG)), model)
     look = checkpoint_files.inspect(path)
-    assert (look.states, look.optimizers) == ({key: ""}, ["optimizer"])
+    assert look.states == {key: ""}
     kinds = {"epoch": "int", key: "OrderedDict", "optimizer": "dict", "loss": "StoredTensor"}
     assert look.nesting == kinds
 
@@ -489,7 +488,7 @@ def test_case_32_asks_when_there_are_two(model, tmp_path):
 
 def test_deeper_nesting_asks_and_nothing_inside_is_an_error(model, tmp_path):
     path = saved({"checkpoint": {"model": model.state_dict()}}, tmp_path / "m.pth")
-    refused(path, "'checkpoint/model'", "key=")
+    refused(path, "none, only checkpoint", "key=")
     check(path, model, key="checkpoint/model")
     for nothing in ({"epoch": 3, "lr": 0.1}, {}):
         refused(saved(nothing, tmp_path / "m.pth"), "none")
@@ -511,14 +510,6 @@ def test_case_35_a_file_from_two_gpus(model, tmp_path, on_gpu, legacy):
     assert look.tensors[name] == ((32, 32), "float32", "cuda:1")
     check(path, model)
     same(recipe.load_checkpoint(path, lambda: BertModel(CONFIG)), model)
-
-
-@pytest.mark.parametrize("reason", ["no NVIDIA card", "a CPU-only build", "Macs have no CUDA"])
-def test_case_35_a_gpu_asked_for_says_why_there_is_none(model, tmp_path, monkeypatch, reason):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(cuda, "cuda_status", lambda: cuda.CudaStatus(False, reason))
-    path = saved(model.state_dict(), tmp_path / "m.pth")
-    refused(path, "'cuda' was asked for", reason, device="cuda")
 
 
 # Trust
@@ -724,7 +715,8 @@ def test_save_of_views_and_turned_tensors(tmp_path):
 def test_case_43_a_folder_with_only_a_bin_file(model, tmp_path):
     model.config.save_pretrained(tmp_path)
     old = saved(model.state_dict(), tmp_path / "pytorch_model.bin", legacy=True)
-    checkpoints.convert(old, tmp_path / "model.safetensors")
+    converted = checkpoints.load(old, lambda: BertModel(CONFIG)).model
+    checkpoints.save(converted, tmp_path / "model.safetensors")
     old.unlink()
     same(AutoModel.from_pretrained(tmp_path), model)
 
@@ -800,10 +792,10 @@ def test_case_39_resume_gives_the_same_next_step(trained, tmp_path, on_gpu, dtyp
 
 def test_case_39_state_of_other_weights(trained, tmp_path):
     first, optimizer = trained
-    path = saved(optimizer.state_dict(), tmp_path / "m.pth")
+    path = saved({"optimizer": optimizer.state_dict()}, tmp_path / "m.pth")
     ours = list(first.named_parameters())
     named = torch.optim.AdamW([(f"module.{name}", weight) for name, weight in ours])
-    names = saved(named.state_dict(), tmp_path / "names.pth")
+    names = saved({"optimizer": named.state_dict()}, tmp_path / "names.pth")
     checkpoints.load_optimizer(names, torch.optim.AdamW(ours))
     for source, weights, kind, words in (
         (path, list(nn.Linear(4, 4).parameters()), ValueError, "parameter group"),
@@ -816,7 +808,7 @@ def test_case_39_state_of_other_weights(trained, tmp_path):
             checkpoints.load_optimizer(source, fresh)
         assert not fresh.state
     path = saved({"g": optimizer.state_dict(), "d": optimizer.state_dict()}, tmp_path / "m.pth")
-    with pytest.raises(CheckpointError, match="'g', 'd'"):
+    with pytest.raises(CheckpointError, match="none, only g, d"):
         checkpoints.load_optimizer(path, optimizer)
 
 

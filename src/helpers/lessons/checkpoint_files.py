@@ -11,7 +11,7 @@ import re
 import textwrap
 import zipfile
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -49,7 +49,6 @@ class Inspection:
         size: In bytes.
         tensors: By name, after the keys above it and "/".
         states: Keys of sets of weights ("" is the file itself) -> what all their names begin with.
-        optimizers: Keys of states of optimizers.
         nesting: Keys of the top level -> the type of what they hold.
         refused: Functions and classes that the file names and safe loading refuses.
         whole: The class of a pickled model, or "".
@@ -62,7 +61,6 @@ class Inspection:
     size: int
     tensors: dict[str, StoredTensor]
     states: dict[str, str]
-    optimizers: list[str]
     nesting: dict[str, str]
     refused: list[str]
     whole: str
@@ -148,14 +146,12 @@ def explained(path: Path) -> Iterator[None]:
     except (CheckpointError, FileNotFoundError, IsADirectoryError, PermissionError):
         raise
     except Exception as error:
-        what = "corrupted or of an unknown version"
-        if isinstance(error, EOFError) or re.search(_CUT, str(error)):
-            what = "incomplete, a download or save was cut short"
+        cut = isinstance(error, EOFError) or re.search(_CUT, str(error))
+        what = "incomplete, its download or save was cut short" if cut else "corrupted"
         why = str(error).rpartition("WeightsUnpickler error:")[2].strip().partition("\n")[0]
+        what += f" ({type(error).__name__}: {why})" if why else ""
         size = f"{path.stat().st_size:,} bytes"
-        raise CheckpointError(
-            f"{path.name} ({size}) is {what} ({type(error).__name__}: {why}). Download it again"
-        ) from error
+        raise CheckpointError(f"{path.name} ({size}) is {what}. Download it again") from error
 
 
 def inspect(path: str | Path) -> Inspection:
@@ -170,26 +166,24 @@ def inspect(path: str | Path) -> Inspection:
             raise EOFError("a checkpoint cannot be that small")
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             form, tree, names = _parse(path, data)
-        found = {key: part for key, part in _walk(tree) if type(part) is StoredTensor}
-        parts = dict(_walk(tree, lambda thing: _is_model(thing) or _is_optimizer(thing)))
-    states = {
-        key: "".join(f"{part}." for part in common_prefix(thing))
-        for key, thing in parts.items()
-        if is_state(thing, StoredTensor)
-    }
-    nesting = tree.items() if isinstance(tree, dict) and "" not in states else ()
+        found = _walk(tree, "", set())
+        tensors = {key: part for key, part in found if isinstance(part, StoredTensor)}
+    top = {"": tree}
+    if type(tree) in (dict, OrderedDict) and not is_state(tree, StoredTensor):
+        top = {str(key): value for key, value in tree.items()}
+    states = {key: common_prefix(part) for key, part in top.items() if is_state(part, StoredTensor)}
+    kinds = {key: getattr(part, "path", "") or type(part).__name__ for key, part in top.items()}
     return Inspection(
         name=path.name,
         format=form,
         size=path.stat().st_size,
-        tensors=found,
-        states=states,
-        optimizers=[key for key, thing in parts.items() if _is_optimizer(thing)],
-        nesting={str(k): getattr(v, "path", "") or type(v).__name__ for k, v in nesting},
+        tensors=tensors,
+        states={key: "".join(f"{part}." for part in prefix) for key, prefix in states.items()},
+        nesting={key: kind for key, kind in kinds.items() if key},
         refused=[name for name in names if name not in _get_allowed_globals()],
-        whole=next((thing.path for thing in parts.values() if _is_model(thing)), ""),
-        devices=dict(Counter(tensor.device for tensor in found.values())),
-        dtypes=dict(Counter(tensor.dtype for tensor in found.values())),
+        whole=next((part.path for part in top.values() if _is_model(part)), ""),
+        devices=dict(Counter(tensor.device for tensor in tensors.values())),
+        dtypes=dict(Counter(tensor.dtype for tensor in tensors.values())),
     )
 
 
@@ -226,28 +220,16 @@ def _is_model(thing: Any) -> bool:
     return isinstance(state, dict) and "_modules" in state
 
 
-def _is_optimizer(thing: Any) -> bool:
-    return isinstance(thing, dict) and {"state", "param_groups"} <= thing.keys()
-
-
-def _walk(
-    tree: Any, stop: Callable = lambda thing: False, path: str = "", seen: Iterable[int] = ()
-) -> Iterator[tuple[str, Any]]:
+def _walk(tree: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
     """Yield everything in a tree with the keys that lead there; containers may hold themselves."""
-    seen = seen or {0}
     yield path, tree
     inside = getattr(tree, "state", None) or tree
     if isinstance(inside, list | tuple) and not isinstance(inside, StoredTensor):
         inside = dict(enumerate(inside))
-    if (
-        isinstance(inside, dict)
-        and id(tree) not in seen
-        and path.count("/") < 50
-        and not stop(tree)
-    ):
+    if isinstance(inside, dict) and id(tree) not in seen:
         seen.add(id(tree))
         for name, thing in inside.items():
-            yield from _walk(thing, stop, f"{path}/{name}".lstrip("/"), seen)
+            yield from _walk(thing, f"{path}/{name}".lstrip("/"), seen)
 
 
 def common_prefix(names: Iterable[str]) -> list[str]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from helpers.core import cuda, files
+from helpers.core import files
 from helpers.lessons.checkpoint_files import CheckpointError, common_prefix, explained, few, inspect
 from helpers.recipes.load_checkpoint import load_strictly, read_state, strip_wrappers, tied_names
 
@@ -64,7 +64,6 @@ class LoadReport:
 def load(
     path: str | Path,
     build: Callable[[], nn.Module],
-    device: str = "cpu",
     *,
     key: str | None = None,
     allow_globals: Iterable[Any] = (),
@@ -72,14 +71,13 @@ def load(
     ignore_unexpected: Iterable[str] = (),
     min_fraction: float = 0.5,
 ) -> LoadReport:
-    """Build a model and load the weights in a file into it: all of them, or an error.
+    """Build a model on the CPU and load the weights in a file into it: all of them, or an error.
 
     They stay mapped to the file: replace it, as `save` does, but never write into it.
 
     Args:
         path: The checkpoint.
         build: A function that builds the model; memory for its parameters is not allocated.
-        device: Where the model goes at the end.
         key: Which weights, where a file has several.
         allow_globals: Classes that safe loading refuses, allowed for this load.
         allow_missing: Parts of the model that the file may lack.
@@ -89,56 +87,56 @@ def load(
     Raises:
         CheckpointError: If the file is broken, refused or does not fit.
     """
-    if torch.device(device).type == "cuda" and not torch.cuda.is_available():
-        raise CheckpointError(f"{device!r} was asked for, but {cuda.cuda_status().reason}")
-    state, checked = _read(Path(path), "states", key, allow_globals)
+    state, checked = _read(Path(path), key, allow_globals)
     with _parameters_on_meta():
         model = build()
     report = LoadReport(model, checked)
     given = _match(state, ignore_unexpected, report)
     problems = _compare(given, allow_missing, report)
-    own = model.state_dict()
-    share = sum(own[name].numel() for name in report.loaded) / sum(map(torch.numel, own.values()))
+    sizes = {name: weight.numel() for name, weight in model.state_dict().items()}
+    share = sum(sizes[name] for name in report.loaded) / sum(sizes.values())
     if share < min_fraction:
         problems.append(f"only {share:.0%} of the model would be loaded")
     if problems:
         raise CheckpointError(
             f"{Path(path).name} does not fit {type(model).__name__}, {len(report.loaded)} of whose "
-            f"{len(own)} weights it has: {'; '.join(problems)}. Parts that the file may lack: "
+            f"{len(sizes)} weights it has: {'; '.join(problems)}. Parts that the file may lack: "
             "allow_missing=[...]; that the model may lack: ignore_unexpected=[...]"
         )
     _fill(given, build, report)
-    model.to(device)
     return report
 
 
-def _read(path: Path, kind: str, key: str | None, allow_globals: Iterable) -> tuple[Mapping, str]:
-    """Return what is at a key, or the only thing of a kind, and how the bytes were checked."""
+def _read(path: Path, key: str | None, allow_globals: Iterable) -> tuple[Mapping, str]:
+    """Return what is at a key, or the only set of weights, and how the bytes were checked."""
     look, allowed = inspect(path), list(allow_globals)
     if np.dtype in allowed:  # its instances have classes of their own
         allowed += [kind for kind in vars(np.dtypes).values() if isinstance(kind, type)]
-    names = {
-        thing[1] if isinstance(thing, tuple) else f"{thing.__module__}.{thing.__qualname__}"
-        for thing in allowed
-    }
-    if refused := [name for name in look.refused if name not in names]:
+    pairs = [item if isinstance(item, tuple) else (item, _full_name(item)) for item in allowed]
+    if refused := set(look.refused) - {name for _, name in pairs}:
         way = "If you know them and trust the sender: allow_globals=[...] for this load"
         if look.whole:
             way = f"It is a whole model: save its state_dict() where the class {look.whole} is"
         what = "names what safe loading refuses, because it could run code"
-        raise CheckpointError(f"{path.name} {what}: {', '.join(refused)}. {way}")
-    there = list(getattr(look, kind))
-    if key is None and len(there) == 1 and "/" not in there[0]:
-        key = there[0]
-    if key not in there:
-        raise CheckpointError(f"{path.name}: say which with key=...; its {kind}: {there or 'none'}")
-    with explained(path), torch.serialization.safe_globals(allowed):
+        raise CheckpointError(f"{path.name} {what}: {', '.join(sorted(refused))}. {way}")
+    if key is None and len(look.states) == 1:
+        key = next(iter(look.states))
+    top = (key or "").partition("/")[0]
+    if key is None or top not in {"", *look.nesting}:
+        there = list(look.states) or f"none, only {few(look.nesting or look.tensors)}"
+        raise CheckpointError(f"{path.name}: say which with key=...; weights are at {there}")
+    with explained(path), torch.serialization.safe_globals(pairs):
+        checked = "nothing, the file has no checksums"
         if look.format == "zip":
+            checked = "CRC-32"
             with zipfile.ZipFile(path) as archive:
                 if broken := archive.testzip():
                     raise ValueError(f"the checksum of {broken} does not agree")
-        checked = "CRC-32" if look.format == "zip" else "nothing, the file has no checksums"
         return read_state(path, key), checked
+
+
+def _full_name(thing: Any) -> str:
+    return f"{thing.__module__}.{thing.__qualname__}"
 
 
 @contextlib.contextmanager
@@ -181,7 +179,7 @@ def _match(state: Mapping, ignore: Iterable[str], report: LoadReport) -> dict[st
     return given
 
 
-def _is_position_ids(name: str, value: torch.Tensor) -> bool:
+def _is_position_ids(name: str, value: Any) -> bool:
     plain = name.endswith("embeddings.position_ids") and isinstance(value, torch.Tensor)
     return plain and value.flatten().tolist() == list(range(value.numel()))
 
@@ -194,58 +192,61 @@ def _rename(names: list[str], own: Iterable[str]) -> list[str]:
     rest = [".".join(name.split(".")[len(theirs) :]) for name in names]
     for old, new in {"gamma": "weight", "beta": "bias"}.items():  # files that TensorFlow wrote
         rest = [re.sub(rf"(?<=LayerNorm\.){old}$", new, name) for name in rest]
-    best, most = names, -1
-    for cut in range(len(theirs) + 1):
-        for put in range(len(ours) + 1):
-            fitted = [".".join([*ours[:put], *theirs[cut:], name]) for name in rest]
-            hits = len(set(own).intersection(fitted))
-            if hits > most:
-                best, most = fitted, hits
-    return best
+    leads = [
+        [*ours[:put], *theirs[cut:]]
+        for cut in range(len(theirs) + 1)
+        for put in range(len(ours) + 1)
+    ]
+    candidates = [[".".join([*lead, name]) for name in rest] for lead in leads]
+    return max(candidates, key=lambda names: len(set(own).intersection(names)))
 
 
 def _compare(given: Mapping, allow_missing: Iterable[str], report: LoadReport) -> list[str]:
     """Say what does not fit, and note what does."""
-    problems, lost, left = [], [], dict(given)
+    problems, lost, own = [], [], report.model.state_dict()
     for weight, names in tied_names(report.model).items():
-        found = {name: left.pop(name) for name in names if name in left}
-        for name, value in found.items():
-            if misfit := _misfit(value, weight):
-                problems.append(f"{name} {misfit}")
-            elif not value.isfinite().all():
-                report.notes.append(f"{name} holds numbers that are not finite")
-            elif value.dtype != weight.dtype:
-                change = f"{value.dtype} to {weight.dtype}".replace("torch.", "")
-                report.dtypes |= dict.fromkeys(names, change)
+        found = [name for name in names if name in given]
+        for name in found:
+            problems += _misfit(name, given[name], weight, report)
         if found:
             report.loaded += names
         else:
             report.missing += names
             lost += [name for name in names if not _within(name, allow_missing)]
-    if left:
-        problems.append(f"not in the model: {few(left)}")
+    if extra := [name for name in given if name not in own]:
+        problems.append(f"not in the model: {few(extra)}")
     if lost:
         problems.append(f"not in the file: {few(lost)}")
     return problems
 
 
-def _misfit(value: Any, weight: torch.Tensor) -> str:
-    """Say why a value in the file cannot be the weight, if it cannot."""
+def _misfit(name: str, value: Any, weight: torch.Tensor, report: LoadReport) -> list[str]:
+    """Say why a value in the file cannot be the weight, or note what changes."""
     if not isinstance(value, torch.Tensor):
-        return f"is a {type(value).__name__} in the file"
+        return [f"{name} is a {type(value).__name__} in the file"]
     if value.shape != weight.shape:
-        return f"has shape {tuple(value.shape)} in the file, {tuple(weight.shape)} in the model"
+        ours, theirs = tuple(weight.shape), tuple(value.shape)
+        return [f"{name} has shape {theirs} in the file, {ours} in the model"]
     if value.is_meta or value.layout != torch.strided:
-        return f"has no plain data in the file ({value.device}, {value.layout})"
+        return [f"{name} has no plain data in the file ({value.device}, {value.layout})"]
     quantized = value.itemsize == 1 < weight.itemsize
     if quantized or value.is_floating_point() != weight.is_floating_point():
-        return f"has {value.dtype} in the file, {weight.dtype} in the model"
+        return [f"{name} has {value.dtype} in the file, {weight.dtype} in the model"]
     kept = value.to(weight.dtype)
-    if value.is_floating_point():
-        fits = kept.isfinite().all() or not value.isfinite().all()
-    else:
+    fits = _is_finite(kept) or not _is_finite(value)
+    if not value.is_floating_point():
         fits = torch.equal(kept.to(value.dtype), value)
-    return "" if fits else f"has numbers in the file that {weight.dtype} cannot hold"
+    if not fits:
+        return [f"{name} has numbers in the file that {weight.dtype} cannot hold"]
+    if not _is_finite(value):
+        report.notes.append(f"{name} holds numbers that are not finite")
+    if value.dtype != weight.dtype:
+        report.dtypes[name] = f"{value.dtype} to {weight.dtype}".replace("torch.", "")
+    return []
+
+
+def _is_finite(value: torch.Tensor) -> bool:  # without a mask, a quarter as large as the weights
+    return value.itemsize == 1 or not value.numel() or all(map(torch.isfinite, value.aminmax()))
 
 
 def _fill(given: dict[str, Any], build: Callable[[], nn.Module], report: LoadReport) -> None:
@@ -265,18 +266,14 @@ def _fill(given: dict[str, Any], build: Callable[[], nn.Module], report: LoadRep
 
 
 def load_optimizer(
-    path: str | Path,
-    optimizer: torch.optim.Optimizer,
-    *,
-    key: str | None = None,
-    allow_globals: Iterable[Any] = (),
+    path: str | Path, optimizer: torch.optim.Optimizer, key: str = "optimizer"
 ) -> None:
     """Give an optimizer its state in a file; build it after the model was loaded and moved.
 
     Raises:
         CheckpointError: If the state belongs to other weights; torch compares only their number.
     """
-    saved, _ = _read(Path(path), "optimizers", key, allow_globals)
+    saved, _ = _read(Path(path), key, ())
     ours, theirs = optimizer.param_groups, saved["param_groups"]
     names = [_names(ours), _names(theirs)]
     if all(names) and names[0] != names[1]:
@@ -305,10 +302,3 @@ def save(model: nn.Module | Mapping[str, torch.Tensor], path: str | Path) -> Non
         else:
             plain = {name: value.cpu().clone().contiguous() for name, value in model.items()}
             safetensors.torch.save_file(plain, part, metadata={"format": "pt"})
-
-
-def convert(
-    path: str | Path, target: str | Path, *, key: str | None = None, allow_globals: Iterable = ()
-) -> None:
-    """Write the weights in any file that `load` reads as safetensors, under the same names."""
-    save(_read(Path(path), "states", key, allow_globals)[0], target)
