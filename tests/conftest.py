@@ -1,4 +1,7 @@
-"""Fixtures that all tests share: tiny models, a tokenizer, processes of their own, what a check said."""
+"""Fixtures that all tests share.
+
+Tiny models, a tokenizer, processes of their own, what a check said.
+"""
 
 import os
 import subprocess
@@ -62,7 +65,10 @@ def tiny_tokenizer():
 
 @pytest.fixture
 def run_python():
-    """`run_python(code, *arguments, **environment)`: what a fresh process printed; it must succeed, in silence."""
+    """`run_python(code, *arguments, **environment)`.
+
+    What a fresh process printed; it must succeed, in silence.
+    """
 
     def run(code, *arguments, check=True, **environment):
         command = [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)]

@@ -1,7 +1,8 @@
 """A model hub and a package index on the loopback address, which misbehave on demand.
 
-Speaks as much of the hub's protocol as transformers and huggingface_hub use to load a pinned revision: resolve (HEAD
-and GET, etags, commit, Range, large files redirected to a "download server"), model info and tree. By hand:
+Speaks as much of the hub's protocol as transformers and huggingface_hub use to load a pinned
+revision: resolve (HEAD and GET, etags, commit, Range, large files redirected to a "download
+server"), model info and tree. By hand:
 
     python tests/hub_server.py --repo sentence-transformers/all-MiniLM-L6-v2=FOLDER --misbehave 'weights=429'
 
@@ -25,12 +26,13 @@ LARGE = 100_000  # bytes from which a file is stored the hub's way for large fil
 
 
 class HubServer:
-    """Serve ``repos`` (hub id -> folder) and ``packages`` (a folder of archives) while the ``with`` block lasts.
+    """Serve `repos` (hub id -> folder) and `packages` (a folder of archives) while the `with` block lasts.
 
-    ``misbehave(pattern, mode, times)`` makes requests whose path contains the regular expression fail: an HTTP status,
-    "cut" (half of the bytes, then the connection closes), "stall" (half of the bytes, then nothing) or "silent" (the
-    request is read and never answered); ``times`` limits how often. ``requests`` lists what was asked: (method, path,
-    headers). A server that refuses connections is one whose ``with`` block has ended.
+    `misbehave(pattern, mode, times)` makes requests whose path contains the regular expression
+    fail: an HTTP status, "cut" (half of the bytes, then the connection closes), "stall" (half of
+    the bytes, then nothing) or "silent" (the request is read and never answered); `times` limits
+    how often. `requests` lists what was asked: (method, path, headers). A server that refuses
+    connections is one whose `with` block has ended.
     """
 
     def __init__(
@@ -130,7 +132,10 @@ class _Handler(BaseHTTPRequestHandler):
             self.answer(404, b"")
 
     def folder(self, hub_id: str, revision: str | None) -> Path | None:
-        """The repository's folder; answers 404 in the hub's words if there is no such repository or revision."""
+        """The repository's folder.
+
+        Answers 404 in the hub's words if there is no such repository or revision.
+        """
         if hub_id not in self.hub.repos:
             self.answer(404, b"", {"X-Error-Code": "RepoNotFound"})
         elif revision not in (None, "main", self.hub.revision(hub_id)):

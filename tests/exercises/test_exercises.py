@@ -1,4 +1,7 @@
-"""exercises: each check says "not answered yet", finds the mistakes that learners make, and says "correct"."""
+"""exercises.
+
+Each check says "not answered yet", finds the mistakes that learners make, and says "correct".
+"""
 
 import copy
 import importlib

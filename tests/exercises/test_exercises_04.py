@@ -1,4 +1,7 @@
-"""The exercises of notebook 04: what is right passes, and each of the usual mistakes gets its own answer."""
+"""The exercises of notebook 04.
+
+What is right passes, and each of the usual mistakes gets its own answer.
+"""
 
 from helpers import exercises
 from helpers.exercises import lesson_04

@@ -1,11 +1,13 @@
-"""distillation: the loss is its formula, students are true copies, teachers stay as they are, runs resume."""
+"""distillation.
+
+The loss is its formula, students are true copies, teachers stay as they are, runs resume.
+"""
 
 import copy
 import math
 
-from helpers.lessons import distillation, quantize_torch
+from helpers.lessons import distillation, quantize_torch, students, training
 from helpers.models import inspection
-from helpers.widgets import live_curve
 
 import numpy as np
 import pandas as pd
@@ -119,10 +121,10 @@ def test_the_hard_part_is_mixed_in_and_unlabelled_rows_have_none():
     soft = by_hand(student.numpy(), teacher.numpy(), 2.0).mean()
     known = [0, 1, 3]
     own = -np.log(softmax(student.numpy(), 1)[known, labels[known]]).mean()
-    mixed = LOSS(student, teacher, labels, temperature=2.0, hard=0.3)
+    mixed = LOSS(student, teacher, labels, temperature=2.0, label_weight=0.3)
     assert float(mixed) == pytest.approx(0.7 * soft + 0.3 * own, rel=1e-5)
-    assert float(LOSS(student, teacher, labels, hard=1.0)) == pytest.approx(own, rel=1e-5)
-    none = LOSS(student, teacher, torch.full((4,), -100), temperature=2.0, hard=0.3)
+    assert float(LOSS(student, teacher, labels, label_weight=1.0)) == pytest.approx(own, rel=1e-5)
+    none = LOSS(student, teacher, torch.full((4,), -100), temperature=2.0, label_weight=0.3)
     assert float(none) == pytest.approx(0.7 * soft, rel=1e-5)
 
 
@@ -130,7 +132,7 @@ def test_the_hard_part_of_tokens_leaves_padding_out():
     student, teacher = some_logits(2, 3, 4)
     labels, mask = torch.tensor([[0, 1, 2], [3, 0, 0]]), torch.tensor([[1, 1, 1], [1, 0, 0]])
     own = functional.cross_entropy(student[mask.bool()], labels[mask.bool()])
-    assert float(LOSS(student, teacher, labels, hard=1.0, mask=mask)) == pytest.approx(
+    assert float(LOSS(student, teacher, labels, label_weight=1.0, mask=mask)) == pytest.approx(
         float(own), rel=1e-5
     )
 
@@ -146,57 +148,6 @@ def test_case_71_the_gradient_stays_comparable_with_the_factor_and_dies_without(
     norms = {t: float(gradient(student, teacher, temperature=t).norm()) for t in (1.0, 2.0, 8.0)}
     assert max(norms.values()) / min(norms.values()) < 4
     assert norms[8.0] / 64 < 0.1 * norms[1.0]  # what it would be without T²
-
-
-def test_very_high_temperatures_are_half_the_squared_difference():
-    student, teacher = some_logits(8, 3)
-    limit = LOSS(student, teacher, temperature=math.inf)
-    apart = (student - teacher).numpy()
-    apart = apart - apart.mean(axis=-1, keepdims=True)
-    assert float(limit) == pytest.approx((apart**2).mean() / 2, rel=1e-5)
-    assert float(limit) == pytest.approx(
-        by_hand(student.numpy(), teacher.numpy(), 5000.0).mean(), rel=1e-3
-    )
-
-
-@pytest.mark.parametrize("temperature", [100.0, 1e3, 3e3, 9e3, 2e4, 1e6, 1e20, 1e200])
-def test_the_loss_is_right_at_every_high_temperature(temperature):
-    """The exact value is the variance of the difference, and its skewness over T, under the teacher's distribution."""
-    student, teacher = some_logits(64, 2)
-    gap, weights = (student - teacher).numpy(), softmax(teacher.numpy(), temperature)
-    gap = gap - (weights * gap).sum(axis=-1, keepdims=True)
-    right = (weights * (gap**2 / 2 + gap**3 / (6 * temperature))).sum(axis=-1).mean()
-    wide, narrow = (
-        LOSS(student.to(dtype), teacher.to(dtype), temperature=temperature) for dtype in DTYPES
-    )
-    assert float(wide) == pytest.approx(right, rel=1e-3)
-    assert float(narrow) == pytest.approx(right, rel=1e-3)
-    limit = gradient(student, teacher, temperature=math.inf)
-    if temperature > 1000:
-        assert torch.allclose(
-            gradient(student.float(), teacher.float(), temperature=temperature),
-            limit.float(),
-            atol=1e-3,
-        )
-
-
-def test_logits_that_overflow_are_refused_and_low_temperatures_are_none():
-    high = torch.tensor([[3e38, -3e38]])
-    for temperature in (1.0, math.inf):
-        with pytest.raises(ValueError, match="too large"):
-            LOSS(high, -high, temperature=temperature)
-    student, teacher = (logits.float() for logits in some_logits(4, 2))
-    assert 0 <= LOSS(student, teacher, temperature=1e-40) < 1e-30
-
-
-def test_arrays_and_lists_do_as_well():
-    student, teacher = some_logits(2, 3, 4)
-    labels, mask = torch.tensor([[0, 1, 2], [3, 0, 0]]), torch.tensor([[1, 1, 1], [1, 0, 0]])
-    right = LOSS(student, teacher, labels, hard=0.5, mask=mask)
-    for change in (torch.Tensor.numpy, torch.Tensor.tolist):
-        parts = [change(tensor) for tensor in (teacher, labels)]
-        assert LOSS(student, *parts, hard=0.5, mask=change(mask)) == pytest.approx(float(right))
-    assert LOSS(student.numpy(), teacher.numpy(), labels, hard=0.5, mask=mask) == right
 
 
 @pytest.mark.parametrize("temperature", [0.1, 1.0, 4.0, math.inf])
@@ -221,24 +172,15 @@ def test_half_precision_logits_give_a_finite_loss():
 @pytest.mark.parametrize(
     ("shapes", "options", "words"),
     [
-        (((4, 2), (4, 3)), {}, "not two"),
-        (((2,), (2,)), {}, "not two"),
+        (((4, 2), (4, 3)), {}, "same shape"),
+        (((4, 1), (4, 1)), {}, "two classes"),
         (((4, 2), (4, 2)), {"temperature": 0.0}, "above 0"),
         (((4, 2), (4, 2)), {"temperature": math.nan}, "above 0"),
-        (((4, 2), (4, 2)), {"hard": 1.5}, "between 0 and 1"),
-        (((4, 2), (4, 2)), {"hard": 0.5}, "goes with labels"),
-        (
-            ((4, 2), (4, 2)),
-            {"hard": 0.5, "labels": torch.zeros(3, dtype=torch.long)},
-            "goes with labels",
-        ),
+        (((4, 2), (4, 2)), {"temperature": 1e4}, "at most 100"),
+        (((4, 2), (4, 2)), {"label_weight": 1.5}, "from 0 to 1"),
+        (((4, 2), (4, 2)), {"label_weight": 0.5}, "with labels"),
         (((4, 2, 5), (4, 2, 5)), {}, "attention mask"),
         (((4, 2), (4, 2)), {"mask": torch.ones(4)}, "attention mask"),
-        (((4, 2, 5), (4, 2, 5)), {"mask": torch.ones(4, 3)}, "attention mask"),
-        (((4, 2, 5), (4, 2, 5)), {"mask": torch.zeros(4, 2)}, "nothing to average"),
-        (((0, 2), (0, 2)), {}, "nothing to average"),
-        (((4, 1), (4, 1)), {}, "one class"),
-        (((4, 1), (4, 1)), {"temperature": math.inf}, "one class"),
     ],
 )
 def test_what_does_not_belong_together_is_refused(shapes, options, words):
@@ -249,7 +191,7 @@ def test_what_does_not_belong_together_is_refused(shapes, options, words):
 @pytest.mark.parametrize("layers", [[0, 3], [3, 0], [2], [1, 1], (0, 1, 2, 3), range(2)])
 def test_a_student_holds_true_copies_of_the_layers_it_was_given(layers):
     teacher = classifier()
-    model, copied = distillation.make_student(teacher, layers)
+    model, copied = students.make_student(teacher, layers)
     old, new = teacher.state_dict(), model.state_dict()
     assert copied.keys() == new.keys()
     assert model.config.num_hidden_layers == len(layers) == len(model.bert.encoder.layer)
@@ -265,7 +207,7 @@ def test_a_student_holds_true_copies_of_the_layers_it_was_given(layers):
 
 def test_all_layers_make_the_teacher_again_and_training_a_student_leaves_it_alone():
     teacher = classifier()
-    model, _ = distillation.make_student(teacher, range(4))
+    model, _ = students.make_student(teacher, range(4))
     ids = torch.arange(5, 25).reshape(2, 10)
     with torch.no_grad():
         assert torch.equal(model(ids).logits, teacher(ids).logits)
@@ -275,25 +217,11 @@ def test_all_layers_make_the_teacher_again_and_training_a_student_leaves_it_alon
         assert torch.equal(teacher(ids).logits, before)
 
 
-def test_narrower_layers_keep_the_strongest_neurons():
-    teacher = classifier()
-    with torch.no_grad():  # all but ten neurons of layer 3 do nothing
-        teacher.bert.encoder.layer[3].output.dense.weight[:, 10:] = 0
-    model, copied = distillation.make_student(teacher, [3], intermediate_size=10)
-    whole, _ = distillation.make_student(teacher, [3])
-    ids = torch.arange(5, 25).reshape(2, 10)
-    with torch.no_grad():
-        assert torch.allclose(model(ids).logits, whole(ids).logits, atol=1e-5)
-    kept = model.bert.encoder.layer[0].intermediate.dense.weight
-    assert torch.equal(kept, teacher.bert.encoder.layer[3].intermediate.dense.weight[:10])
-    assert "bert.encoder.layer.0.intermediate.dense.weight" in copied
-
-
 def test_from_scratch_nothing_is_copied_and_any_size_may_change():
     torch.manual_seed(5)
     drawn = torch.get_rng_state()
-    one, copied = distillation.make_student(classifier(), None, hidden_size=16, num_hidden_layers=1)
-    two, _ = distillation.make_student(classifier(), None, hidden_size=16, num_hidden_layers=1)
+    one, copied = students.make_student(classifier(), None, hidden_size=16, num_hidden_layers=1)
+    two, _ = students.make_student(classifier(), None, hidden_size=16, num_hidden_layers=1)
     assert copied == {}
     assert one.config.hidden_size == 16
     assert one.config.id2label == {0: "negative", 1: "positive"}
@@ -308,16 +236,13 @@ def test_from_scratch_nothing_is_copied_and_any_size_may_change():
         ([4], {}, "0 to 3"),
         ([-1], {}, "0 to 3"),
         ([], {}, "one or more"),
-        ([0], {"hidden_size": 16}, "layers=None"),
-        ([0], {"intermediate_size": 65}, "layers=None"),
-        ([0], {"num_hidden_layers": 2}, "layers=None"),
+        ([0], {"hidden_size": 16}, "no sizes"),
         (None, {"hidden_sise": 16}, "no setting hidden_sise"),
-        (np.array([], dtype=int), {}, "one or more"),
     ],
 )
 def test_a_student_that_cannot_be_cut_is_refused(layers, changes, words):
     with pytest.raises(ValueError, match=words):
-        distillation.make_student(classifier(), layers, **changes)
+        students.make_student(classifier(), layers, **changes)
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
@@ -325,7 +250,7 @@ def test_a_student_that_cannot_be_cut_is_refused(layers, changes, words):
 def test_reading_the_first_token_only_changes_no_logit(tokenizer, depth, attention):
     whole = classifier(num_hidden_layers=depth)
     whole.set_attn_implementation(attention)
-    less = distillation.read_first_token(copy.deepcopy(whole))
+    less = students.read_first_token(copy.deepcopy(whole))
     assert less.state_dict().keys() == whole.state_dict().keys()
     batch = tokenizer(["good film", "a b c d e f bad plot"], padding=True, return_tensors="pt")
     with torch.no_grad():
@@ -341,7 +266,7 @@ def test_reading_the_first_token_only_changes_no_logit(tokenizer, depth, attenti
 
 def test_a_model_that_reads_all_tokens_keeps_its_last_layer():
     with pytest.raises(TypeError, match="BertForTokenClassification"):
-        distillation.read_first_token(BertForTokenClassification(config()))
+        students.read_first_token(BertForTokenClassification(config()))
 
 
 def distil_bert():
@@ -409,7 +334,7 @@ def test_case_75_kept_logits_are_used_only_for_the_same_text_and_teacher(
     teacher, file, asked = classifier(), tmp_path / "teacher.safetensors", []
     real = inspection.predict
     monkeypatch.setattr(
-        distillation, "predict", lambda m, t, texts: asked.append(list(texts)) or real(m, t, texts)
+        inspection, "predict", lambda m, t, texts: asked.append(list(texts)) or real(m, t, texts)
     )
     distillation.teacher_logits(teacher, tokenizer, [1, 2], ["good", "bad"], file)
     distillation.teacher_logits(teacher, tokenizer, [2, 1], ["bad", "good"], file)
@@ -430,9 +355,7 @@ def test_case_75_kept_logits_are_used_only_for_the_same_text_and_teacher(
     assert [path.name for path in tmp_path.iterdir()] == ["teacher.safetensors"]
 
 
-@pytest.mark.parametrize(
-    ("ids", "texts"), [([1, 1], ["a", "b"]), ([1], ["a", "b"]), ([1, 2], ["a"]), ([], [])]
-)
+@pytest.mark.parametrize(("ids", "texts"), [([1, 1], ["a", "b"]), ([1, "1"], ["a", "b"])])
 def test_case_75_an_id_for_two_texts_is_refused(tokenizer, ids, texts):
     with pytest.raises(ValueError, match="id of its own"):
         distillation.teacher_logits(classifier(), tokenizer, ids, texts)
@@ -446,18 +369,12 @@ def words(tmp_path, listed, **options):
 
 
 def test_a_pair_is_compared_before_anything_is_trained(tokenizer, examples, tmp_path):
-    teacher, student = classifier(), distillation.make_student(classifier(), [0])[0]
-    swapped = [*WORDS[:-2], WORDS[-1], WORDS[-2]]
-    with pytest.raises(ValueError, match="vocabularies differ"):
-        distillation.check_pair(teacher, student, tokenizer, words(tmp_path, swapped))
-    upper, lower = (words(tmp_path, WORDS, do_lower_case=choice) for choice in (False, True))
-    with pytest.raises(ValueError, match="lower-casing"):
-        distillation.check_pair(teacher, student, upper, lower)
+    teacher, student = classifier(), students.make_student(classifier(), [0])[0]
     with pytest.raises(ValueError, match=r"37 tokens.*36"):
         distillation.check_pair(teacher, student, words(tmp_path, [*WORDS, "extra"]))
     before = copy.deepcopy(student.state_dict())
     student.config.id2label = {0: "positive", 1: "negative"}
-    with pytest.raises(ValueError, match="set id2label"):
+    with pytest.raises(ValueError, match="student's id2label"):
         distillation.distill(student, teacher, tokenizer, examples)
     student.config.id2label = {0: "NEGATIVE", 1: "POSITIVE"}
     distillation.check_pair(teacher, student, tokenizer)
@@ -472,10 +389,10 @@ def test_case_73_only_the_student_learns_and_the_teacher_is_the_same_bit_for_bit
 ):
     teacher = classifier().train()
     before = copy.deepcopy(teacher.state_dict())
-    student, _ = distillation.make_student(teacher, [0, 3])
+    student, _ = students.make_student(teacher, [0, 3])
     start = copy.deepcopy(student.state_dict())
     losses = distillation.distill(
-        student, teacher, tokenizer, examples, hard=0.3, epochs=6, lr=2e-3, batch_size=8
+        student, teacher, tokenizer, examples, label_weight=0.3, epochs=6, lr=2e-3, batch_size=8
     )
     assert all(torch.equal(value, before[name]) for name, value in teacher.state_dict().items())
     assert all(
@@ -488,7 +405,7 @@ def test_case_73_only_the_student_learns_and_the_teacher_is_the_same_bit_for_bit
 
 def test_distilling_pulls_the_students_logits_to_the_teachers(tokenizer, examples):
     teacher = classifier()
-    student, _ = distillation.make_student(teacher, [0])
+    student, _ = students.make_student(teacher, [0])
     texts = examples["text"].tolist()
     wanted = inspection.predict(teacher, tokenizer, texts)
     apart = LOSS(inspection.predict(student, tokenizer, texts), wanted, temperature=math.inf)
@@ -514,16 +431,14 @@ def test_case_75_targets_follow_the_rows_of_every_shuffled_batch(tokenizer, exam
         seen.append(rows.tolist())
         return logits.square().mean()
 
-    distillation.train(
-        classifier(), tokenizer, examples["text"].tolist(), loss, epochs=2, batch_size=5
-    )
+    training.train(classifier(), tokenizer, examples["text"].tolist(), loss, epochs=2, batch_size=5)
     first, second = ([row for rows in epoch for row in rows] for epoch in (seen[:5], seen[5:]))
     assert sorted(first) == sorted(second) == list(range(24))
     assert seen[:5] != seen[5:]
 
 
 def trained(tokenizer, examples, **options):
-    student, _ = distillation.make_student(classifier(), [0])
+    student, _ = students.make_student(classifier(), [0])
     losses = distillation.distill(
         student, classifier(), tokenizer, examples, epochs=3, batch_size=8, **options
     )
@@ -533,7 +448,7 @@ def trained(tokenizer, examples, **options):
 def test_an_interrupted_training_goes_on_exactly_where_it_was(
     tokenizer, examples, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(distillation, "KEEP_EVERY", 2)
+    monkeypatch.setattr(training, "KEEP_EVERY", 2)
     file = tmp_path / "student.pt"
     whole, expected = trained(tokenizer, examples)
 
@@ -565,64 +480,16 @@ def test_the_progress_bar_shows_unless_progress_bars_are_off(
 ):
     trained(tokenizer, examples, quiet=False)
     assert "training" in capsys.readouterr().err
-    monkeypatch.setattr(distillation, "are_progress_bars_disabled", lambda: True)
+    monkeypatch.setattr(training, "are_progress_bars_disabled", lambda: True)
     trained(tokenizer, examples)
     assert capsys.readouterr().err == ""
 
 
-def test_the_curve_notes_what_it_is_asked_to_and_draws_only_where_bars_are_on(
-    tokenizer, examples, monkeypatch
-):
-    shown = []
-
-    class Handle:
-        def update(self, html):
-            shown.append(html.data)
-
-    monkeypatch.setattr(live_curve, "display", lambda display_id: Handle())
-    monkeypatch.setattr(live_curve, "are_progress_bars_disabled", lambda: False)
-    monkeypatch.setattr(live_curve.plots, "show", lambda fig, alt: shown.append(alt))
-    curve = live_curve.LiveCurve("accuracy", every=3)
-    losses, _ = trained(tokenizer, examples, quiet=True, after_step=curve.follow("loss"))
-    trained(tokenizer, examples, quiet=True, after_step=curve.follow("one", measure=lambda: 1.0))
-    curve.show("two curves")
-    steps, values, _ = curve.curves["loss"]
-    assert steps == [3, 6, 9]
-    assert values == pytest.approx([sum(losses[i - 3 : i]) / 3 for i in steps])
-    assert curve.curves["one"][1] == [1.0, 1.0, 1.0]
-    assert len(shown) == 8
-    assert shown[-2:] == ["", "two curves"]
-    assert all("<img" in html for html in shown[:6])
-    monkeypatch.setattr(live_curve, "are_progress_bars_disabled", lambda: True)
-    assert live_curve.LiveCurve("loss").live is None
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"labels": torch.tensor([0, 3]), "hard": 0.5}, "label 3; the classes are 0 to 2"),
-        ({"labels": torch.tensor([0, -1]), "hard": 0.5}, "label -1"),
-        ({"labels": torch.tensor([0.0, 1.0]), "hard": 0.5}, "whole numbers"),
-        ({"labels": torch.tensor([True, False]), "hard": 0.5}, "whole numbers"),
-    ],
-)
-def test_labels_that_are_no_classes_are_refused(options, words):
-    with pytest.raises(ValueError, match=words):
-        distillation.distillation_loss(torch.zeros(2, 3), torch.zeros(2, 3), **options)
-    right = {"labels": torch.tensor([0, 2], dtype=torch.int32), "hard": 0.5}
-    assert distillation.distillation_loss(torch.zeros(2, 3), torch.zeros(2, 3), **right) > 0
-
-
-@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
-def test_logits_that_are_not_finite_are_refused(number):
-    odd = torch.tensor([[0.0, number]])
-    for pair, who in (((odd, torch.zeros(1, 2)), "student"), ((torch.zeros(1, 2), odd), "teacher")):
-        with pytest.raises(ValueError, match=f"the {who}'s logits"):
-            distillation.distillation_loss(*pair)
-
-
 def test_case_70_an_additive_mask_is_refused():
-    """The masks inside a model are 0 for real tokens: taken for ordinary ones, only padding would count."""
+    """The masks inside a model are 0 for real tokens.
+
+    Taken for ordinary ones, only padding would count.
+    """
     logits, mask = torch.zeros(1, 2, 3), torch.tensor([[0.0, -1e4]])
     with pytest.raises(ValueError, match="1 for real tokens"):
         distillation.distillation_loss(logits, logits, mask=mask)
@@ -630,7 +497,10 @@ def test_case_70_an_additive_mask_is_refused():
 
 
 def test_case_75_logits_of_two_teachers_are_not_mixed(tokenizer, examples, tmp_path):
-    """One teacher kept the first texts, another the rest: the file then has the second one's answers for all."""
+    """One teacher kept the first texts, another the rest.
+
+    The file then has the second one's answers for all.
+    """
     file, ids, texts = (
         tmp_path / "logits.safetensors",
         examples["id"].tolist(),
@@ -643,34 +513,6 @@ def test_case_75_logits_of_two_teachers_are_not_mixed(tokenizer, examples, tmp_p
     distillation.teacher_logits(second, tokenizer, ids[2:], texts[2:], file)
     found = distillation.teacher_logits(second, tokenizer, ids, texts, file)
     assert torch.allclose(found, inspection.predict(second, tokenizer, texts), atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [{"hard": 0.9}, {"temperature": 2.0}, {"layers": [1]}, {"teacher": "another"}],
-    ids=lambda change: str(change),
-)
-def test_a_training_for_another_goal_does_not_go_on_from_a_checkpoint(
-    tokenizer, examples, tmp_path, change
-):
-    def run(layers=(0,), teacher="one", hard=0.3, temperature=1.0):
-        whole = classifier()
-        if teacher != "one":
-            with torch.no_grad():
-                whole.classifier.bias[0] += 1
-        student, _ = distillation.make_student(classifier(), list(layers))
-        options = {
-            "hard": hard,
-            "temperature": temperature,
-            "checkpoint": tmp_path / "state.pt",
-            "batch_size": 8,
-        }
-        return distillation.distill(student, whole, tokenizer, examples, **options)
-
-    losses = run()
-    assert run() == losses  # the same again: there is nothing left to do
-    with pytest.raises(ValueError, match="another training"):
-        run(**change)
 
 
 def test_predicting_leaves_every_module_in_its_mode(tokenizer):
@@ -689,7 +531,7 @@ def test_a_loss_that_is_not_finite_ends_the_training(tokenizer, examples):
     model = classifier()
     before = [parameter.detach().clone() for parameter in model.parameters()]
     with pytest.raises(FloatingPointError, match="step 1 is nan"):
-        distillation.train(
+        training.train(
             model, tokenizer, examples["text"], lambda logits, rows: logits.sum() * float("nan")
         )
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
@@ -697,44 +539,10 @@ def test_a_loss_that_is_not_finite_ends_the_training(tokenizer, examples):
 
 def test_a_student_keeps_dtype_and_frozen_layers(tokenizer):
     teacher = classifier().to(torch.bfloat16).requires_grad_(False)
-    student, _ = distillation.make_student(teacher, [0])
+    student, _ = students.make_student(teacher, [0])
     assert student.dtype == torch.bfloat16
-    frozen = distillation.read_first_token(teacher)
+    frozen = students.read_first_token(teacher)
     assert not any(parameter.requires_grad for parameter in frozen.parameters())
-    with pytest.raises(ValueError, match="not"):
-        distillation.make_student(classifier(), [0], intermediate_size=0)
-
-
-def test_layers_of_another_name_are_not_cut():
-    from transformers import ModernBertConfig, ModernBertForSequenceClassification
-
-    sizes = {
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "intermediate_size": 64,
-    }
-    teacher = ModernBertForSequenceClassification(
-        ModernBertConfig(**sizes, vocab_size=100, pad_token_id=0)
-    )
-    with pytest.raises(ValueError, match="cannot be cut"):
-        distillation.make_student(teacher, [1])
-
-
-@pytest.mark.parametrize(
-    "layers", [np.array([0, 2]), torch.tensor([0, 2]), {0, 2}, (layer for layer in (0, 2))]
-)
-def test_layers_come_in_any_collection_of_whole_numbers(layers):
-    _, copied = distillation.make_student(classifier(), layers)
-    assert (
-        copied["bert.encoder.layer.1.output.dense.bias"] == "bert.encoder.layer.2.output.dense.bias"
-    )
-
-
-@pytest.mark.parametrize("layers", [2, [0.5], [1.0], "02", [None]])
-def test_layers_that_are_no_whole_numbers_are_refused(layers):
-    with pytest.raises(TypeError, match="whole numbers"):
-        distillation.make_student(classifier(), layers)
 
 
 def adapted():
@@ -749,29 +557,6 @@ def two_types():
     model = classifier().bfloat16()
     model.classifier.half()
     return model
-
-
-@pytest.mark.parametrize(
-    ("make", "error", "words"),
-    [
-        (adapted, TypeError, "inside"),
-        (lambda: torch.compile(classifier()), TypeError, "inside"),
-        (lambda: nn.DataParallel(classifier()), TypeError, "inside"),
-        (lambda: in_int8(quantize_torch.torch_dynamic), ValueError, "whole float model"),
-        (lambda: in_int8(quantize_torch.torchao_int8), ValueError, "whole float model"),
-        (two_types, ValueError, "of one dtype"),
-        (lambda: BertModel(config(), add_pooling_layer=False), ValueError, "no pooler"),
-    ],
-    ids=["peft", "compiled", "parallel", "torch.ao", "torchao", "two types", "no pooler"],
-)
-def test_a_teacher_that_cannot_be_copied_is_refused(make, error, words):
-    with pytest.raises(error, match=words):
-        distillation.make_student(make(), [0])
-
-
-def test_a_teacher_whose_layers_have_other_names_is_not_made_narrower():
-    with pytest.raises(ValueError, match="no setting intermediate_size"):
-        distillation.make_student(distil_bert(), [0], intermediate_size=8)
 
 
 class MeanOfTokens(BertForSequenceClassification):
@@ -791,7 +576,7 @@ class MeanOfTokens(BertForSequenceClassification):
 )
 def test_only_plain_classifiers_read_their_first_token(make):
     with pytest.raises(TypeError, match=r"all tokens|adapters or int8"):
-        distillation.read_first_token(make())
+        students.read_first_token(make())
 
 
 class Anything(nn.Module):
@@ -818,7 +603,7 @@ def test_case_78_wrappers_are_looked_into_or_refused(tokenizer):
     texts = ["good", "bad film"]
     logits = inspection.predict(nn.DataParallel(model), tokenizer, texts)
     assert torch.equal(logits, inspection.predict(model, tokenizer, texts))
-    with pytest.raises(ValueError, match=r"Anything\.forward names none"):
+    with pytest.raises(ValueError, match=r"Anything\.forward takes none"):
         inspection.predict(Anything(model), tokenizer, texts)
 
 
@@ -842,9 +627,7 @@ def test_texts_are_cut_at_what_the_model_can_read(tokenizer, make, room):
     with torch.no_grad():
         alone = model(**inspection.accepted_inputs(model, short)).logits
     assert torch.allclose(inspection.predict(model, tokenizer, [text]), alone, atol=1e-5)
-    losses = distillation.train(
-        model, tokenizer, [text], lambda logits, rows: logits.square().mean(), max_length=200
-    )
+    losses = training.train(model, tokenizer, [text], lambda logits, rows: logits.square().mean())
     assert len(losses) == 1
 
 
@@ -854,11 +637,11 @@ def tokens(**changes):
 
 @pytest.mark.parametrize("make", [tokens, lambda: BertModel(config())])
 def test_models_without_logits_of_whole_texts_are_refused(tokenizer, examples, make):
-    with pytest.raises(ValueError, match="classifiers of whole texts"):
+    with pytest.raises(ValueError, match="must classify whole texts"):
         inspection.predict(make(), tokenizer, ["good", "bad film"])
-    with pytest.raises(ValueError, match="classifiers of whole texts"):
-        distillation.train(make(), tokenizer, ["good"], lambda logits, rows: logits.mean())
-    with pytest.raises(ValueError, match="classifiers of whole texts"):
+    with pytest.raises(ValueError, match="must classify whole texts"):
+        training.train(make(), tokenizer, ["good"], lambda logits, rows: logits.mean())
+    with pytest.raises(ValueError, match="must classify whole texts"):
         distillation.distill(make(), classifier(), tokenizer, examples)
 
 
@@ -878,120 +661,12 @@ def one_segment(tokenizer):
     return tokenizer
 
 
-@pytest.mark.parametrize(
-    ("more", "change"),
-    [
-        (["good", "Good"], lambda folder, listed: words(folder, listed, do_lower_case=False)),
-        (["e"], lambda folder, listed: words(folder, listed, strip_accents=False)),
-        (
-            ["好", "##好", "你"],
-            lambda folder, listed: words(folder, listed, tokenize_chinese_chars=False),
-        ),
-        (["a"], lambda folder, listed: no_special(words(folder, listed))),
-        (["a"], lambda folder, listed: one_segment(words(folder, listed))),
-    ],
-    ids=["case", "accents", "signs", "special tokens", "segments"],
-)
-def test_tokenizers_are_compared_with_words_that_they_know(tmp_path, more, change):
-    listed = [*SPECIAL, *more]
-    one, other = words(tmp_path, listed), change(tmp_path, listed)
-    teacher, student = (classifier(vocab_size=len(listed)) for _ in range(2))
-    with pytest.raises(ValueError, match="the tokenizers are not"):
-        distillation.check_pair(teacher, student, one, other)
-    distillation.check_pair(teacher, student, one, words(tmp_path, listed))
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"problem_type": "multi_label_classification"}, "exclude each other"),
-        ({"problem_type": "regression"}, "exclude each other"),
-        ({"max_position_embeddings": 16}, "positions"),
-    ],
-)
-def test_a_pair_that_does_not_fit_is_refused_in_either_place(tokenizer, changes, words):
-    odd, even = classifier(**changes), classifier()
-    for teacher, student in ((odd, even), (even, odd)):
-        with pytest.raises(ValueError, match=words):
-            distillation.check_pair(teacher, student, tokenizer)
-
-
-def test_what_is_no_difference_is_none(tokenizer):
-    names = {number: f"c{number}" for number in range(12)}
-    teacher, student = (classifier(id2label=names, label2id={}) for _ in range(2))
-    teacher.config.id2label = {str(number): name for number, name in names.items()}
-    for model in (teacher, student):
-        model.nothing = nn.Parameter(torch.empty(0))
-    distillation.check_pair(teacher, student, tokenizer)
-
-
 @pytest.fixture
 def unasked(monkeypatch):
     """Fails a test in which a teacher is asked about more than one text."""
     monkeypatch.setattr(
         distillation, "teacher_logits", lambda *args: pytest.fail("the teacher was asked")
     )
-
-
-@pytest.mark.parametrize(
-    ("make", "options", "words"),
-    [
-        (lambda: in_int8(quantize_torch.torch_dynamic), {}, "int8"),
-        (lambda: in_int8(quantize_torch.torchao_int8), {}, "int8"),
-        (lambda: classifier().half(), {}, r"model.float\(\)"),
-        (lambda: classifier().requires_grad_(False), {}, "requires_grad"),
-        (classifier, {"epochs": 0}, "at least 1"),
-        (classifier, {"epochs": -1}, "at least 1"),
-        (classifier, {"batch_size": 0}, "at least 1"),
-        (classifier, {"batch_size": -1}, "at least 1"),
-    ],
-    ids=[
-        "torch.ao",
-        "torchao",
-        "float16",
-        "frozen",
-        "epochs 0",
-        "epochs -1",
-        "batch 0",
-        "batch -1",
-    ],
-)
-def test_a_training_that_leads_nowhere_is_refused_at_once(
-    tokenizer, examples, make, options, words, unasked
-):
-    teacher = classifier().train()
-    with pytest.raises(ValueError, match=words):
-        distillation.train(
-            make(), tokenizer, ["good"], lambda logits, rows: logits.mean(), **options
-        )
-    with pytest.raises(ValueError, match=words):
-        distillation.distill(make(), teacher, tokenizer, examples, **options)
-    assert teacher.training
-    assert all(parameter.requires_grad for parameter in teacher.parameters())
-
-
-@pytest.mark.parametrize(
-    ("labels", "words"),
-    [
-        ([0, None, 1] * 8, "whole numbers"),
-        (pd.array([0, None, 1] * 8, dtype="Int64"), "whole numbers"),
-        (["negative"] * 24, "whole numbers"),
-        ([0.0, float("nan"), 1.0] * 8, "whole numbers"),
-        ([1, 2, 1] * 8, "label 2"),
-    ],
-    ids=["None", "NA", "words", "NaN", "another class"],
-)
-def test_labels_are_looked_at_before_the_teacher_is_asked(
-    tokenizer, examples, labels, words, unasked
-):
-    examples["label"] = pd.Series(labels, dtype=object)
-    with pytest.raises(ValueError, match=words):
-        distillation.distill(classifier(), classifier(), tokenizer, examples, hard=0.5)
-
-
-def test_the_student_reads_no_more_of_a_text_than_the_teacher(tokenizer, examples, unasked):
-    with pytest.raises(ValueError, match="leave max_length out"):
-        distillation.distill(classifier(), classifier(), tokenizer, examples, max_length=200)
 
 
 @pytest.mark.parametrize(
@@ -1015,42 +690,12 @@ def test_adapters_on_int8_weights_learn_and_go_on(tokenizer, examples, tmp_path)
     assert losses[0] == losses[1]
 
 
-@pytest.mark.parametrize("make", [str, lambda path: path], ids=["str", "Path"])
-def test_missing_folders_are_made(tokenizer, examples, tmp_path, make):
-    kept = {name: tmp_path / "new" / name / "kept" for name in ("file", "checkpoint")}
-    options = {name: make(path) for name, path in kept.items()}
-    first = distillation.distill(classifier(), classifier(), tokenizer, examples, **options)
-    assert all(path.is_file() for path in kept.values())
-    assert distillation.distill(classifier(), classifier(), tokenizer, examples, **options) == first
-
-
 def cut(path):
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
 def longer_than_its_marks(path):
     save_file({"marks": torch.zeros(2, dtype=torch.long), "logits": torch.zeros(3, 2)}, path)
-
-
-@pytest.mark.parametrize(
-    "spoil",
-    [
-        cut,
-        lambda path: path.write_bytes(b""),
-        lambda path: save_file({"weight": torch.ones(2)}, path),
-        lambda path: torch.save([1], path),
-        lambda path: torch.save({"weight": torch.ones(2)}, path),
-        longer_than_its_marks,
-    ],
-    ids=["cut", "empty", "safetensors", "list", "dict", "lengths"],
-)
-@pytest.mark.parametrize("name", ["file", "checkpoint"])
-def test_damaged_and_foreign_files_are_named(tokenizer, examples, tmp_path, name, spoil):
-    path = tmp_path / "kept"
-    distillation.distill(classifier(), classifier(), tokenizer, examples, **{name: path})
-    spoil(path)
-    with pytest.raises(ValueError, match=r"kept .*remove"):
-        distillation.distill(classifier(), classifier(), tokenizer, examples, **{name: path})
 
 
 def square(logits, rows):
@@ -1069,64 +714,6 @@ def permuted():
     return model
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda: classifier(num_attention_heads=4),
-        lambda: classifier(hidden_act="relu"),
-        lambda: classifier(hidden_dropout_prob=0.5),
-        lambda: classifier().double(),
-        frozen_embeddings,
-        permuted,
-    ],
-    ids=["heads", "activation", "dropout", "dtype", "frozen", "order of the weights"],
-)
-def test_another_model_does_not_go_on_from_a_checkpoint(tokenizer, examples, tmp_path, change):
-    options = {"checkpoint": tmp_path / "state.pt", "batch_size": 8}
-    distillation.train(classifier(), tokenizer, examples["text"], square, **options)
-    distillation.train(classifier(), tokenizer, examples["text"], square, **options)
-    with pytest.raises(ValueError, match="another training"):
-        distillation.train(change(), tokenizer, examples["text"], square, **options)
-
-
-def test_the_same_student_goes_on_after_a_stop_and_is_done_after_the_end(
-    tokenizer, examples, tmp_path, monkeypatch
-):
-    """As in a notebook, where a cell is stopped and run again, and its student is no new one."""
-    monkeypatch.setattr(distillation, "KEEP_EVERY", 2)
-    whole, expected = trained(tokenizer, examples)
-    student, steps, stops = distillation.make_student(classifier(), [0])[0], [], [6]
-
-    def break_off(step, loss):
-        steps.append(step)
-        if stops and step == stops[0]:
-            raise KeyboardInterrupt(stops.pop())
-
-    def run():
-        options = {
-            "epochs": 3,
-            "batch_size": 8,
-            "checkpoint": tmp_path / "state.pt",
-            "after_step": break_off,
-        }
-        return distillation.distill(student, classifier(), tokenizer, examples, **options)
-
-    with pytest.raises(KeyboardInterrupt):
-        run()
-    assert not student.training
-    assert run() == whole
-    assert steps == [1, 2, 3, 4, 5, 6, 5, 6, 7, 8, 9]
-    student.save_pretrained(tmp_path / "student")
-    assert run() == whole
-    assert all(
-        torch.equal(a, b) for a, b in zip(student.parameters(), expected.parameters(), strict=True)
-    )
-    with torch.no_grad():
-        student.classifier.bias.add_(1)
-    with pytest.raises(ValueError, match="another training"):
-        run()
-
-
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
 def test_a_training_that_breaks_off_leaves_the_model_in_eval_mode(tokenizer, error):
     model = classifier()
@@ -1135,52 +722,10 @@ def test_a_training_that_breaks_off_leaves_the_model_in_eval_mode(tokenizer, err
         raise error
 
     with pytest.raises(error):
-        distillation.train(model, tokenizer, ["good"], square, after_step=break_off)
+        training.train(model, tokenizer, ["good"], square, after_step=break_off)
     assert not any(module.training for module in model.modules())
 
 
-@pytest.mark.parametrize(
-    "loss",
-    [
-        lambda logits, rows: 1.0,
-        lambda logits, rows: None,
-        lambda logits, rows: logits.square().mean(dim=1),
-        lambda logits, rows: logits.detach().mean(),
-    ],
-    ids=["number", "nothing", "vector", "detached"],
-)
-def test_a_loss_without_a_gradient_is_refused(tokenizer, loss):
-    with pytest.raises(ValueError, match="not one number with a gradient"):
-        distillation.train(classifier(), tokenizer, ["good", "bad"], loss)
-
-
-def test_training_without_gradients_is_refused(tokenizer):
-    with torch.no_grad(), pytest.raises(ValueError, match="no_grad"):
-        distillation.train(classifier(), tokenizer, ["good", "bad"], square)
-
-
 def test_a_diverging_training_names_its_step(tokenizer, examples):
-    with pytest.raises(FloatingPointError, match=r"logits of step 2 .*lower lr"):
+    with pytest.raises(FloatingPointError, match="loss of step 2 is nan"):
         distillation.distill(classifier(), classifier(), tokenizer, examples, lr=1e30, batch_size=8)
-
-
-def test_case_75_an_id_ends_where_it_ends(tokenizer):
-    """Two examples whose ids and texts are the same when written one below the other."""
-    found = distillation.teacher_logits(classifier(), tokenizer, ["a\nb", "a"], ["film", "b\nfilm"])
-    assert torch.allclose(
-        found, inspection.predict(classifier(), tokenizer, ["film", "b\nfilm"]), atol=1e-5
-    )
-    assert not torch.allclose(found[0], found[1], atol=1e-3)
-
-
-def test_texts_are_checked_before_they_are_read(tokenizer):
-    for wrong in (["good", None], pd.DataFrame({"text": ["good"]}), [("good", "bad", "film")]):
-        with pytest.raises(TypeError, match="text"):
-            inspection.predict(classifier(), tokenizer, wrong)
-    with pytest.raises(ValueError, match="half of a character"):
-        distillation.teacher_logits(classifier(), tokenizer, [1], ["\ud83d"])
-    left = copy.deepcopy(tokenizer)
-    left.padding_side = "left"
-    texts = (text for text in ("good", "bad film a b c"))
-    right = inspection.predict(classifier(), tokenizer, ["good", "bad film a b c"])
-    assert torch.equal(inspection.predict(classifier(), left, texts), right)

@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from helpers.lessons import distillation, embedding
+from helpers.lessons import embedding, students
 from helpers.lessons.embedding import EmbeddingReport, check_casing, embed, stream
 from helpers.models import datasets
 from helpers.models.download import Provenance
@@ -146,7 +146,10 @@ def test_a_lower_limit(model, tokenizer):
 
 
 def test_the_model_is_left_as_it_was(tokenizer):
-    """Dropout is off inside, and each module's own mode is as before: a frozen body stays in eval mode."""
+    """Dropout is off inside, and each module's own mode is as before.
+
+    A frozen body stays in eval mode.
+    """
     model = BertForSequenceClassification(TINY).train()
     model.bert.encoder.layer[0].eval()
     modes = [module.training for module in model.modules()]
@@ -180,7 +183,10 @@ def test_case_84_the_first_call_names_the_device(model, tokenizer, capsys, monke
 
 
 def test_case_01_the_device_is_the_models(model, tokenizer, monkeypatch):
-    """Never a global default: a model on the CPU computes there although a better device is named first."""
+    """Never a global default.
+
+    A model on the CPU computes there although a better device is named first.
+    """
     monkeypatch.setattr(embedding.machine, "devices", lambda: ["meta", "cpu"])
     assert embed(["w1"], model, tokenizer).report.device == "cpu"
     with pytest.raises(ValueError, match="holds no numbers"):
@@ -290,7 +296,7 @@ def test_the_tokenizer_of_another_model(tokenizer):
 
 def test_a_model_that_computes_its_first_token_only(tokenizer):
     """Its one hidden state would pass for the mean of all."""
-    short = distillation.read_first_token(BertForSequenceClassification(TINY).eval())
+    short = students.read_first_token(BertForSequenceClassification(TINY).eval())
     with pytest.raises(
         ValueError, match=r"hidden states of \(1, 1\) and a mask of \(1, 3\).*read_first_token"
     ):
@@ -521,13 +527,17 @@ def launch(folder: Path, target: Path) -> subprocess.Popen:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="torch's launcher needs libuv's store there")
 def test_two_processes_one_killed_and_started_again(job, tmp_path):
-    """Two processes; one is killed in the middle; started again, they make the bytes that one process makes."""
+    """Two processes.
+
+    One is killed in the middle; started again, they make the bytes that one process makes.
+    """
     import psutil
 
     folder, _, _ = job
     target = tmp_path / "vectors"
     target.mkdir()
-    # The second process works on this shard first: a pipe instead of a file holds it up there until it is killed.
+    # The second process works on this shard first: a pipe instead of a file holds it up there until
+    # it is killed.
     stuck = target / "shard-1.safetensors.part"
     os.mkfifo(stuck)
     first = launch(folder, target)

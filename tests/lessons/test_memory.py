@@ -92,7 +92,10 @@ def test_every_lever_is_predicted_as_measured(options):
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_the_second_micro_batch_alone_decides(device, monkeypatch):
-    """A prediction runs only the second one, over gradients that are there: both together give the same phases."""
+    """A prediction runs only the second one, over gradients that are there.
+
+    Both together give the same phases.
+    """
     options = {"device": device, "accumulate": 3, "freeze": "embeddings"}
     alone = predict_peak(TINY, 5, 33, **options)
     monkeypatch.setattr(memory, "_predicted", {})
@@ -136,7 +139,10 @@ def test_random_configurations_are_predicted_within_the_target():
 
 
 def test_lora_over_16_bit_weights_keeps_float32_copies_of_its_inputs(monkeypatch):
-    """That is why it can take more than training everything in 16 bit; with adapters in 16 bit it takes less."""
+    """That is why it can take more than training everything in 16 bit.
+
+    With adapters in 16 bit it takes less.
+    """
     half = {"dtype": "bfloat16"}
     whole, lora = (measured(TINY, 8, 60, **half | lever) for lever in ({}, {"lora": 4}))
     adapters = functools.partial(training_step.get_peft_model, autocast_adapter_dtype=False)
@@ -188,7 +194,10 @@ def test_the_predicted_largest_batch_is_the_true_one_within_one():
 
 @pytest.fixture(scope="module")
 def fresh_process():
-    """What a process of its own printed, line by line: a prediction of BERT-large, then a notebook's shell."""
+    """What a process of its own printed, line by line.
+
+    A prediction of BERT-large, then a notebook's shell.
+    """
     code = """
 import helpers, gc, weakref, torch
 from transformers import BertConfig
@@ -367,7 +376,8 @@ def test_cards_dropout_keeps_a_byte_and_its_optimizer_a_copy_of_the_weights():
         / (places * batch * length * config.hidden_size)
         for device in ("cpu", "cuda")
     }
-    # A mask of a byte and the output of dropout are kept on a card; the CPU keeps a float mask instead of the byte.
+    # A mask of a byte and the output of dropout are kept on a card; the CPU keeps a float mask
+    # instead of the byte.
     assert 2 < masks["cpu"] - masks["cuda"] < 4
     peak = predict_peak(SHALLOW, 1, 16, device="cuda")
     assert "optimizer step" in peak.moment

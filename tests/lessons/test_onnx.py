@@ -1,4 +1,7 @@
-"""ONNX files of tiny BERT models: what export writes, what a session takes, and the mistakes that raise no error."""
+"""ONNX files of tiny BERT models.
+
+What export writes, what a session takes, and the mistakes that raise no error.
+"""
 
 import collections
 import gc
@@ -215,7 +218,10 @@ def test_case_46_without_named_axes_the_example_is_the_only_shape(model, tmp_pat
 
 
 def test_the_examples_tensors_may_be_one_and_square(model, tmp_path):
-    """Two names for one tensor, and as many texts as tokens: neither may join inputs or axes in the file."""
+    """Two names for one tensor, and as many texts as tokens.
+
+    Neither may join inputs or axes in the file.
+    """
     same = torch.ones(8, 8, dtype=torch.int64)
     written = onnx_export.export(
         model, tmp_path / "model.onnx", dict.fromkeys(onnx_export.NAMES, same)
@@ -589,7 +595,10 @@ def test_predict_keeps_the_order_and_takes_pairs(model, session):
 
 
 def test_predict_is_for_classifiers_of_whole_texts(tmp_path):
-    """Token by token, batches have other lengths: one alone would come out as if nothing were wrong."""
+    """Token by token, batches have other lengths.
+
+    One alone would come out as if nothing were wrong.
+    """
     written = onnx_export.export(new(BertForTokenClassification), tmp_path / "model.onnx")
     with pytest.raises(
         ValueError,

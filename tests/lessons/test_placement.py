@@ -78,7 +78,10 @@ class Ramp(PreTrainedModel):
 
 
 def lost_on_reload(model, folder):
-    """Names of the tensors that differ after a save and a load; torch fills memory that nobody wrote with NaN."""
+    """Names of the tensors that differ after a save and a load.
+
+    Torch fills memory that nobody wrote with NaN.
+    """
     model.save_pretrained(folder)
     torch.use_deterministic_algorithms(True)
     try:

@@ -1,4 +1,7 @@
-"""sentiment: the committed adapter makes the classifier that its card describes; helpers.recipes remakes it."""
+"""sentiment.
+
+The committed adapter makes the classifier that its card describes; helpers.recipes remakes it.
+"""
 
 import json
 import re

@@ -3,7 +3,7 @@
 import json
 
 from helpers.core import metrics
-from helpers.lessons import distillation, sentiment
+from helpers.lessons import distillation, sentiment, training
 from helpers.models import assets
 from helpers.tools import cli as command_line
 from helpers.tools import train
@@ -23,7 +23,10 @@ def test_the_texts_to_learn_from_hold_no_test_snippet_and_no_made_up_label():
 
 @pytest.fixture
 def few(tmp_path, monkeypatch):
-    """Forty texts to learn from and thirty-two to test on; what is kept between runs lies in a folder of its own."""
+    """Forty texts to learn from and thirty-two to test on.
+
+    What is kept between runs lies in a folder of its own.
+    """
     monkeypatch.setattr(train.download, "root", lambda: tmp_path / "kept")
     test = sentiment.sentences("test").sample(32, random_state=0)
     sentences = {"test": test, "train": sentiment.sentences("train")}
@@ -47,8 +50,8 @@ def test_the_recipe_makes_what_the_loader_reads(few, tmp_path):
 def test_an_interrupted_training_goes_on(few, tmp_path, monkeypatch):
     """Stopped in its third step and run again, the recipe makes the same student as without the stop."""
     train.train_student("two-layers", tmp_path / "whole", few, quiet=True)
-    run = distillation.train
-    monkeypatch.setattr(distillation, "KEEP_EVERY", 1)
+    run = training.train
+    monkeypatch.setattr(training, "KEEP_EVERY", 1)
 
     def stop(step, loss):
         if step == 3:  # of 4

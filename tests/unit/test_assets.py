@@ -595,7 +595,10 @@ def test_killed_download_is_taken_up_again(hub, entries, tmp_path):
 @pytest.mark.skipif(sys.platform == "win32", reason="no RLIMIT_FSIZE")
 @pytest.mark.parametrize("limit", [100, 500_000])
 def test_full_disk_leaves_nothing_behind(hub, entries, repo, wheels, tmp_path, monkeypatch, limit):
-    """100 bytes are too few for the archive; with a compressed archive the second limit is met while unpacking."""
+    """100 bytes are too few for the archive.
+
+    With a compressed archive the second limit is met while unpacking.
+    """
     content = b"1\t2.5\tgood film\n" * 100_000
     inner = io.BytesIO()
     with tarfile.open(fileobj=inner, mode="w:gz") as tar:

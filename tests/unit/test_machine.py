@@ -1,4 +1,7 @@
-"""machine: what a container allows, read from forged control groups; every cause has its sentence."""
+"""machine.
+
+What a container allows, read from forged control groups; every cause has its sentence.
+"""
 
 import ctypes
 import os

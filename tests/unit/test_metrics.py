@@ -11,7 +11,10 @@ import torch
 
 
 def test_wilson_interval_of_a_textbook_value():
-    """81 right of 263: Wilson's interval is 25.5 % to 36.6 % (Newcombe, Statistics in Medicine 17 (1998), table I)."""
+    """81 right of 263.
+
+    Wilson's interval is 25.5 % to 36.6 % (Newcombe, Statistics in Medicine 17 (1998), table I).
+    """
     found = metrics.accuracy([1] * 263, [1] * 81 + [0] * 182)
     assert (found.value, found.n) == (81 / 263, 263)
     assert (found.low, found.high) == (
@@ -43,7 +46,10 @@ def test_the_interval_covers_the_truth_about_95_times_in_100():
 
 
 def test_exact_mcnemar_by_hand():
-    """10 texts that only a gets right, 2 that only b does: p = 2 * (C(12,0) + C(12,1) + C(12,2)) / 2**12."""
+    """10 texts that only a gets right, 2 that only b does.
+
+    P = 2 * (C(12,0) + C(12,1) + C(12,2)) / 2**12.
+    """
     a = np.array([1] * 10 + [0] * 2 + [1] * 88)
     b = np.array([0] * 10 + [1] * 2 + [1] * 88)
     found = metrics.paired(np.ones(100, dtype=int), a, b)

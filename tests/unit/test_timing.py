@@ -1,4 +1,7 @@
-"""timing: a true difference is found, none is invented, and no arm is timed under another's conditions."""
+"""timing.
+
+A true difference is found, none is invented, and no arm is timed under another's conditions.
+"""
 
 import json
 import os
@@ -64,7 +67,8 @@ def test_equal_arms_seldom_differ(short_blocks):
             .verdict("a", "b")
             .startswith("no difference found between a and b")
         )
-    # Binomial: at a rate of 5 %, more than 8 of 60 would happen once in 200 runs of this test; 6 rounds mean 3.1 %.
+    # Binomial: at a rate of 5 %, more than 8 of 60 would happen once in 200 runs of this test; 6
+    # rounds mean 3.1 %.
     assert found <= 8
 
 
@@ -73,7 +77,8 @@ def test_rate_of_false_findings_and_power_on_known_noise(rounds):
     random, trials, found, missed = np.random.default_rng(rounds), 2000, 0, 0
     result = comparison_of({"a": [1.0] * 6, "b": [1.0] * 6})
     for _ in range(trials):
-        # Times as they are: skewed, with a few that are several times too long, and a drift that both arms share.
+        # Times as they are: skewed, with a few that are several times too long, and a drift that
+        # both arms share.
         drift = np.linspace(1, 1.5, rounds)
         noise = random.lognormal(0, 0.03, (2, rounds)) + random.exponential(3, (2, rounds)) * (
             random.random((2, rounds)) < 0.02
@@ -260,7 +265,8 @@ def test_case_82_synchronises_before_start_and_stop_of_every_block():
     )
     assert result.table["median ms"].between(19, 60).all()
     blocks = " ".join(device.events).split("sync")
-    # sync calls sync | sync calls sync | ...: calls in every second gap, and nothing between two blocks.
+    # sync calls sync | sync calls sync | ...: calls in every second gap, and nothing between two
+    # blocks.
     assert [bool(block.strip()) for block in blocks] == [False, True] * (len(blocks) // 2) + [False]
     assert device.events[1:3] == ["call", "call"], "the first block is the warm-up"
     assert device.events.count("sync") >= 2 * 2 * (1 + 1 + 6)

@@ -20,8 +20,9 @@ class CudaStatus(NamedTuple):
 def explain_cuda(system, torch, build, card, driver, visible, names) -> CudaStatus:
     """Names the cause that has to be mended first where CUDA is absent.
 
-    system: as sys.platform; torch: its version or None; build: the CUDA or ROCm it was built for, None for a CPU-only
-    build; card: an NVIDIA card is there, None where that cannot be told; driver: the driver's library loads;
+    system: as sys.platform; torch: its version or None; build: the CUDA or ROCm it was built for,
+        None for a CPU-only build; card: an NVIDIA card is there, None where that cannot be told;
+        driver: the driver's library loads;
     visible: the variable CUDA_VISIBLE_DEVICES or None; names: of the devices that torch can use.
     """
     causes = (
@@ -40,7 +41,10 @@ def explain_cuda(system, torch, build, card, driver, visible, names) -> CudaStat
 
 
 def cuda_status() -> CudaStatus:
-    """Says whether CUDA can be used, and if not, why: no card, CPU-only torch, no driver, or hidden by a variable."""
+    """Says whether CUDA can be used, and if not, why.
+
+    No card, CPU-only torch, no driver, or hidden by a variable.
+    """
     try:
         import torch
     except ImportError:

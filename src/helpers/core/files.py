@@ -1,4 +1,7 @@
-"""Files that are there as a whole or not at all, and what is in one. The lessons' helpers store through `whole`."""
+"""Files that are there as a whole or not at all, and what is in one.
+
+The lessons' helpers store through `whole`.
+"""
 
 import hashlib
 from collections.abc import Iterator
@@ -11,9 +14,12 @@ DATA = Path(__file__).parents[1] / "data"
 
 @contextmanager
 def atomic_write(path: str | Path) -> Iterator[Path]:
-    """A path beside `path` to write to. It becomes `path` at the end of the block, and is gone if the block fails.
+    """A path beside `path` to write to.
 
-    Whoever reads `path` sees the old file or the new one; a kill leaves at most the other, ending in ".part".
+    It becomes `path` at the end of the block, and is gone if the block fails.
+
+    Whoever reads `path` sees the old file or the new one; a kill leaves at most the other, ending
+    in ".part".
     """
     part = Path(f"{path}.part")
     try:

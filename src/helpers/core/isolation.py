@@ -14,7 +14,10 @@ from helpers.core.stopwatch import _measure
 
 
 class ArmError(RuntimeError):
-    """An arm failed in its own process; the message names it and ends with the last lines it wrote."""
+    """An arm failed in its own process.
+
+    The message names it and ends with the last lines it wrote.
+    """
 
 
 def _request(name: str, arm) -> dict:
@@ -64,7 +67,10 @@ def _run_child(request: dict) -> dict:
 
 
 def _child() -> None:
-    """The other side of `_run_child`: reads a request from standard input, answers on standard output."""
+    """The other side of `_run_child`.
+
+    Reads a request from standard input, answers on standard output.
+    """
     answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what the arm prints must not get into the answer
     request = json.load(sys.stdin)

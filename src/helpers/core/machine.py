@@ -1,8 +1,10 @@
-"""What this machine offers: CPUs and memory as the container allows them, CPU features, devices, versions.
+"""What this machine offers.
 
-Every notebook uses it; `python -m helpers doctor` prints it, and `helpers.timing` puts `describe_machine()` below each
-table. Importing this module does not import torch. Functions that read Linux's files take `root`, the directory that
-stands for `/`.
+CPUs and memory as the container allows them, CPU features, devices, versions.
+
+Every notebook uses it; `python -m helpers doctor` prints it, and `helpers.timing` puts
+`describe_machine()` below each table. Importing this module does not import torch. Functions that
+read Linux's files take `root`, the directory that stands for `/`.
 """
 
 import ctypes
@@ -29,8 +31,9 @@ PACKAGES = (
     "numpy",
 )
 
-# Our name of each feature that decides how fast int8 and bfloat16 run: its name in Linux's /proc/cpuinfo, in macOS's
-# sysctl, and its number in Windows' IsProcessorFeaturePresent; None where that system cannot tell.
+# Our name of each feature that decides how fast int8 and bfloat16 run: its name in Linux's
+# /proc/cpuinfo, in macOS's sysctl, and its number in Windows' IsProcessorFeaturePresent; None where
+# that system cannot tell.
 _FEATURES = {
     "avx2": ("avx2", "hw.optional.avx2_0", 40),
     "avx512": ("avx512f", "hw.optional.avx512f", 41),
@@ -54,21 +57,27 @@ def _read(path: Path) -> str:
 
 
 def _number(text: str) -> int | None:
-    """The number in a control group's file; None for "max", -1 (both: no limit) and for an unreadable file."""
+    """The number in a control group's file.
+
+    None for "max", -1 (both: no limit) and for an unreadable file.
+    """
     return int(text) if text.isdigit() else None
 
 
 def _cgroups(controller: str, root: str | os.PathLike) -> list[Path]:
-    """The directories of this process's control groups for `controller`; a limit in any of them binds.
+    """The directories of this process's control groups for `controller`.
 
-    In a container the path in /proc/self/cgroup may be the host's and not exist below the mount; the existing ones of
-    its parents, at least the mount itself, are then what is left.
+    A limit in any of them binds.
+
+    In a container the path in /proc/self/cgroup may be the host's and not exist below the mount;
+    the existing ones of its parents, at least the mount itself, are then what is left.
     """
     base, found = Path(root) / "sys/fs/cgroup", []
     for line in _read(Path(root) / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controller in controllers.split(",") or not controllers:
-            # Version 2 has one tree (number 0, no controllers); beside version 1 it is mounted as "unified".
+            # Version 2 has one tree (number 0, no controllers); beside version 1 it is mounted as
+            # "unified".
             names = (controllers, controller) if controllers else ("unified",)
             mount = next((base / name for name in names if (base / name).is_dir()), base)
             inside = Path(*(part for part in path.split("/") if part != ".."))
@@ -77,9 +86,12 @@ def _cgroups(controller: str, root: str | os.PathLike) -> list[Path]:
 
 
 def usable_cpus(root: str | os.PathLike = "/") -> int:
-    """How many CPUs this process may keep busy: the smaller of its affinity and its container's quota, at least 1.
+    """How many CPUs this process may keep busy.
 
-    A quota of 2.5 CPUs counts as 2: a third thread would only make the kernel stop all three part of the time.
+    The smaller of its affinity and its container's quota, at least 1.
+
+    A quota of 2.5 CPUs counts as 2: a third thread would only make the kernel stop all three part
+    of the time.
     """
     count = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -99,8 +111,9 @@ def _memory(root: str | os.PathLike) -> tuple[int, int]:
     """Bytes of RAM in all and available, on the machine and inside each control group that limits memory."""
     total, available = psutil.virtual_memory().total, psutil.virtual_memory().available
     for group in _cgroups("memory", root):
-        # The cache of files read counts as used; what of it was not read lately is dropped when memory is needed.
-        # Version 1 lists the group's own share first and then the total with the groups below it.
+        # The cache of files read counts as used; what of it was not read lately is dropped when
+        # memory is needed. Version 1 lists the group's own share first and then the total with the
+        # groups below it.
         cache = re.findall(
             r"^(?:total_)?inactive_file (\d+)$", _read(group / "memory.stat"), re.MULTILINE
         )
@@ -115,7 +128,10 @@ def _memory(root: str | os.PathLike) -> tuple[int, int]:
 
 
 def memory_total(root: str | os.PathLike = "/") -> int:
-    """Bytes of RAM this process could have: the machine's, or its container's limit where that is less."""
+    """Bytes of RAM this process could have.
+
+    The machine's, or its container's limit where that is less.
+    """
     return _memory(root)[0]
 
 
@@ -136,9 +152,12 @@ def _sysctl(name: str) -> str:
 
 @functools.cache
 def cpu_features(root: str | os.PathLike = "/", system: str = sys.platform) -> dict[str, bool]:
-    """Which instructions for small numbers the CPU has, for example {"avx2": True, "avx512_vnni": False, ...}.
+    """Which instructions for small numbers the CPU has, for example {"avx2".
 
-    A feature that the operating system cannot tell about has no entry: use `.get(name)`, None means unknown.
+    True, "avx512_vnni": False, ...}.
+
+    A feature that the operating system cannot tell about has no entry: use `.get(name)`, None means
+    unknown.
     """
     if system == "win32":
         present = ctypes.windll.kernel32.IsProcessorFeaturePresent
@@ -155,9 +174,12 @@ def cpu_features(root: str | os.PathLike = "/", system: str = sys.platform) -> d
 
 
 def has_int8_dot_product() -> bool:
-    """Whether this CPU has int8 products whose sums have room: VNNI or AMX on x86, dot product on Arm.
+    """Whether this CPU has int8 products whose sums have room.
 
-    Others add pairs of products in 16 bits, which can cut a sum off without a word; False also where nobody can tell.
+    VNNI or AMX on x86, dot product on Arm.
+
+    Others add pairs of products in 16 bits, which can cut a sum off without a word; False also
+    where nobody can tell.
     """
     return any(
         cpu_features().get(name)
@@ -166,7 +188,10 @@ def has_int8_dot_product() -> bool:
 
 
 def devices() -> list[str]:
-    """Names of the devices torch can compute on, best first, for example ["cuda:0", "cpu"]; "cpu" is always last."""
+    """Names of the devices torch can compute on, best first, for example ["cuda:0", "cpu"].
+
+    "cpu" is always last.
+    """
     import torch
 
     cuda = (
@@ -176,7 +201,10 @@ def devices() -> list[str]:
 
 
 def synchronize() -> None:
-    """Waits until every accelerator in use (CUDA, MPS) has done what it was given; returns at once without one."""
+    """Waits until every accelerator in use (CUDA, MPS) has done what it was given.
+
+    Returns at once without one.
+    """
     torch = sys.modules.get(
         "torch"
     )  # nobody can have used an accelerator before torch was imported
@@ -191,7 +219,10 @@ def synchronize() -> None:
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of the packages whose speed the notebooks measure; missing ones have no entry."""
+    """Versions of Python and of the packages whose speed the notebooks measure.
+
+    Missing ones have no entry.
+    """
     installed = {
         name: metadata.version(name) for name in PACKAGES if importlib.util.find_spec(name)
     }

@@ -1,7 +1,8 @@
 """Accuracy with its uncertainty: one model's interval, and two models on the same texts in pairs.
 
-Used by notebooks 05 to 08 and the benchmark. Sources: Wilson, JASA 22 (1927) 209-212, for the interval of a share;
-McNemar, Psychometrika 12 (1947) 153-157, for the paired test, here in its exact binomial form.
+Used by notebooks 05 to 08 and the benchmark. Sources: Wilson, JASA 22 (1927) 209-212, for the
+interval of a share; McNemar, Psychometrika 12 (1947) 153-157, for the paired test, here in its
+exact binomial form.
 """
 
 from collections.abc import Sequence
@@ -31,8 +32,8 @@ class Accuracy:
 class Paired:
     """What model b is to model a on the same n texts; fractions, positive where b is better.
 
-    ``difference`` of the accuracies with its 95 % interval, how often only a or only b was right, and the exact
-    McNemar test's ``p``: how likely so uneven a split is if neither is better.
+    `difference` of the accuracies with its 95 % interval, how often only a or only b was right, and
+    the exact McNemar test's `p`: how likely so uneven a split is if neither is better.
     """
 
     difference: float
@@ -64,7 +65,10 @@ def accuracy(labels: Sequence[int], predictions: Sequence[int]) -> Accuracy:
 
 
 def paired(labels: Sequence[int], a: Sequence[int], b: Sequence[int]) -> Paired:
-    """Compare the predictions of two models, a and b, on the same texts. Raises ValueError as :func:`accuracy`."""
+    """Compare the predictions of two models, a and b, on the same texts.
+
+    Raises ValueError as `accuracy`.
+    """
     pairs = list(zip(_right(labels, a), _right(labels, b), strict=True))
     n = len(pairs)
     only_a, only_b = sum(x and not y for x, y in pairs), sum(y and not x for x, y in pairs)

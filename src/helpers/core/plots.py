@@ -9,7 +9,8 @@ import matplotlib
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
-# Okabe and Ito's palette, which people with any kind of colour blindness can tell apart (jfly.uni-koeln.de/color).
+# Okabe and Ito's palette, which people with any kind of colour blindness can tell apart
+# (jfly.uni-koeln.de/color).
 BLUE, ORANGE, GREEN, PINK, SKY, RED = (
     "#0072B2",
     "#E69F00",
@@ -42,7 +43,8 @@ matplotlib.rcParams.update(
 def html(fig: Figure, alt: str) -> str:
     """`fig` as an HTML <figure> that holds the picture, `alt` as its text alternative and as visible caption.
 
-    Closes the figure. Raises ValueError if `alt` is empty: it is the sentence that says what the picture shows.
+    Closes the figure. Raises ValueError if `alt` is empty: it is the sentence that says what the
+    picture shows.
     """
     if not alt or not alt.strip():
         raise ValueError("alt is empty: give one sentence that says what the figure shows")
@@ -69,7 +71,10 @@ def show(fig: Figure, alt: str) -> None:
 
 
 def waterfall(rates: Mapping[str, float], unit: str, alt: str) -> None:
-    """Shows what each step adds to a rate: a bar from the rate before it to its own, on a scale of factors."""
+    """Shows what each step adds to a rate.
+
+    A bar from the rate before it to its own, on a scale of factors.
+    """
     names, values = list(rates), list(rates.values())
     fig, ax = plt.subplots(figsize=(7.5, 1 + 0.45 * len(names)))
     for place, (before, value) in enumerate(zip([values[0], *values], values, strict=False)):

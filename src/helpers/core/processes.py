@@ -14,7 +14,10 @@ import psutil
 
 
 def process_memory(children: bool = False) -> int:
-    """Bytes of RAM (resident set) that this process holds now; with `children`, its child processes' too."""
+    """Bytes of RAM (resident set) that this process holds now.
+
+    With `children`, its child processes' too.
+    """
     me = psutil.Process()
     total = me.memory_info().rss
     for child in me.children(recursive=True) if children else []:

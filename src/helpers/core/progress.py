@@ -10,7 +10,10 @@ def is_set(variable: str) -> bool:
 
 
 def progress_bar(total: int, *, wanted: bool = True, **style):
-    """A tqdm bar for people: none in a log file, none with HF_HUB_DISABLE_PROGRESS_BARS=1; ``style`` goes to tqdm."""
+    """A tqdm bar for people.
+
+    None in a log file, none with HF_HUB_DISABLE_PROGRESS_BARS=1; `style` goes to tqdm.
+    """
     from tqdm import tqdm
 
     people = sys.stdout.isatty() or type(sys.stdout).__module__ == "ipykernel.iostream"

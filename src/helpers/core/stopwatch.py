@@ -17,7 +17,10 @@ QUIET_SECONDS = 1.0  # longest wait for other threads before a block
 
 
 def _digests(value, name: str = "") -> dict[str, str]:
-    """A digest of every value inside `value`, by name; equal numbers of different types have equal digests."""
+    """A digest of every value inside `value`, by name.
+
+    Equal numbers of different types have equal digests.
+    """
     if value is None or isinstance(value, str | bytes):
         return {name or "0": repr(value)}
     if name and not isinstance(value, Mapping):
@@ -98,7 +101,10 @@ def _timed(fn: Callable, inputs, calls: int, sync: Callable[[], None]) -> float:
 def _measure(
     arms: Mapping, rounds: int, warmup: int, threads: int, sync: Callable[[], None]
 ) -> list[dict]:
-    """Times `{name: (fn, inputs)}` in this process. The answer, for each arm one dict, can go through JSON."""
+    """Times `{name: (fn, inputs)}` in this process.
+
+    The answer, for each arm one dict, can go through JSON.
+    """
     inputs = {name: _digests(arm[1]) for name, arm in arms.items()}
     _require_equal(list(inputs.items()))
     calls, seconds = dict.fromkeys(arms, 1), {name: [] for name in arms}

@@ -1,8 +1,11 @@
-"""The only stopwatch: `compare` times several ways of doing the same work, fairly. Every notebook that times uses it.
+"""The only stopwatch: `compare` times several ways of doing the same work, fairly.
 
-What makes a comparison fair is done here and not left to each cell: equal inputs (checked), equal threads, a warm-up,
-rounds in alternating order, accelerators synchronised, and quiet between the arms, because ONNX Runtime's threads go
-on spinning for about 0.1 s after a call and make a PyTorch call that follows several times slower.
+Every notebook that times uses it.
+
+What makes a comparison fair is done here and not left to each cell: equal inputs (checked), equal
+threads, a warm-up, rounds in alternating order, accelerators synchronised, and quiet between the
+arms, because ONNX Runtime's threads go on spinning for about 0.1 s after a call and make a PyTorch
+call that follows several times slower.
 """
 
 import html
@@ -23,7 +26,10 @@ MIN_ROUNDS = 6  # fewer cannot give an interval at that level
 
 
 class Ratio(NamedTuple):
-    """How many times as long one arm takes as another: median over the rounds, and its interval at 1 - `LEVEL`."""
+    """How many times as long one arm takes as another.
+
+    Median over the rounds, and its interval at 1 - `LEVEL`.
+    """
 
     value: float
     low: float
@@ -31,9 +37,12 @@ class Ratio(NamedTuple):
 
 
 class Comparison:
-    """What `compare` measured; a notebook shows its table and, below, the line that names the machine.
+    """What `compare` measured.
 
-    table: a pandas row an arm, in the order given: median and quartiles of the milliseconds a call takes, ...
+    A notebook shows its table and, below, the line that names the machine.
+
+    table: a pandas row an arm, in the order given: median and quartiles of the milliseconds a call
+        takes, ...
     seconds: for each arm an array (passes, rounds of a pass) of seconds a call
     machine: hardware, threads, versions, and what disturbed the measurement, if anything did
     extra: for each arm in a process of its own what its set-up returned as third value
@@ -80,9 +89,10 @@ class Comparison:
     def ratio(self, slow: str, fast: str) -> Ratio:
         """How many times as long arm `slow` took as arm `fast`, from the ratios within each round.
 
-        The interval is the sign test's: the k-th smallest and the k-th largest ratio, k from the binomial distribution
-        (Conover, Practical Nonparametric Statistics, ch. 3), which assumes nothing about how times are distributed.
-        Processes differ too: it is widened to hold the median ratio of every pass. Raises KeyError for an unknown arm.
+        The interval is the sign test's: the k-th smallest and the k-th largest ratio, k from the
+        binomial distribution (Conover, Practical Nonparametric Statistics, ch. 3), which assumes
+        nothing about how times are distributed. Processes differ too: it is widened to hold the
+        median ratio of every pass. Raises KeyError for an unknown arm.
         """
         for arm in {slow, fast} - self.seconds.keys():
             raise KeyError(f"no arm is called {arm!r}; the arms are {list(self.seconds)}")
@@ -101,7 +111,10 @@ class Comparison:
         return Ratio(*np.exp([np.median(ratios), low, high]).tolist())
 
     def verdict(self, a: str, b: str) -> str:
-        """One sentence: which of two arms took longer and how much, or that no difference was found."""
+        """One sentence.
+
+        Which of two arms took longer and how much, or that no difference was found.
+        """
         value, low, high = self.ratio(a, b)
         if low <= 1 <= high:
             return f"no difference found between {a} and {b} (ratio {_figures(low)} to {_figures(high)})"
@@ -112,7 +125,10 @@ class Comparison:
         )
 
     def plot(self, alt: str | None = None) -> None:
-        """Shows a bar an arm, as long as the median, with the quartiles; `alt` replaces the sentence below it."""
+        """Shows a bar an arm, as long as the median, with the quartiles.
+
+        `alt` replaces the sentence below it.
+        """
         from helpers.core import plots
 
         arms, median, low, high = (
@@ -179,9 +195,9 @@ def compare(
     items: sentences (or whatever else) that a call works through, to show items/s as well
     sync: waits for accelerators; called before the clock starts and before it stops (not used with `isolate`)
 
-    Raises ValueError for too few rounds and for arms that have different inputs or change theirs, TypeError for inputs
-    that cannot be compared, for what is no arm and for an arm that returns before it has worked (a generator), ArmError
-    if an arm fails in its own process.
+    Raises ValueError for too few rounds and for arms that have different inputs or change theirs,
+    TypeError for inputs that cannot be compared, for what is no arm and for an arm that returns
+    before it has worked (a generator), ArmError if an arm fails in its own process.
     """
     counts = (rounds, warmup, passes, 1 if threads is None else threads)
     whole = all(isinstance(number, int) and number > 0 for number in counts)

@@ -1,8 +1,11 @@
-"""Checks for the notebooks' exercises: they try the learner's answer and say "correct" or what is still wrong.
+"""Checks for the notebooks' exercises.
 
-Named `check_<notebook>_<exercise>`, each in the module of its notebook (`lesson_02`), which is imported when one of its
-checks is asked for. A check prints "not answered yet" while the answer is None or ..., then "not quite, because ..."
-with a hint, then "correct". An answer that raises is a wrong answer, not a broken notebook.
+They try the learner's answer and say "correct" or what is still wrong.
+
+Named `check_<notebook>_<exercise>`, each in the module of its notebook (`lesson_02`), which is
+imported when one of its checks is asked for. A check prints "not answered yet" while the answer is
+None or ..., then "not quite, because ..." with a hint, then "correct". An answer that raises is a
+wrong answer, not a broken notebook.
 """
 
 import functools
@@ -14,7 +17,6 @@ from typing import Any, get_origin
 
 def exercise(find_fault: Callable[..., str | None]) -> Callable[..., None]:
     """Make a check of a function that returns what is wrong with an answer, or None if nothing is."""
-
     wants_function = get_origin(find_fault.__annotations__["answer"]) is Callable
 
     @functools.wraps(find_fault)

@@ -27,7 +27,10 @@ def new_model() -> BertModel:
 
 
 def write_puzzle(folder: str | Path) -> Path:
-    """Writes puzzle.onnx, the model's file as a colleague exported it. Reading on here gives it away."""
+    """Writes puzzle.onnx, the model's file as a colleague exported it.
+
+    Reading on here gives it away.
+    """
     path = Path(folder) / "puzzle.onnx"
     onnx_export.export(new_model(), path)
     file = onnx_package.load(path)
@@ -39,7 +42,10 @@ def write_puzzle(folder: str | Path) -> Path:
 
 
 def _difference(session, give: Callable) -> float:
-    """The largest difference from the model on padded batches of two segments; `give` makes what the session gets."""
+    """The largest difference from the model on padded batches of two segments.
+
+    `give` makes what the session gets.
+    """
     worst = 0.0
     for batch, length in ((1, 12), (3, 40)):
         inputs = batching.two_segments(

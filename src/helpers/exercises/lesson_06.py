@@ -13,7 +13,10 @@ from torch.nn import functional
 def check_06_1(
     answer: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor],
 ) -> str | None:
-    """A function (student, teacher, mask, temperature): the soft loss of token logits, averaged over real tokens."""
+    """A function (student, teacher, mask, temperature).
+
+    The soft loss of token logits, averaged over real tokens.
+    """
     torch.manual_seed(0)
     student, teacher = (2 * torch.randn(3, 6, 5)).requires_grad_(), 2 * torch.randn(3, 6, 5)
     mask = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0], [1, 1, 0, 0, 0, 0]])
@@ -50,7 +53,10 @@ def check_06_1(
 def check_06_2(
     answer: Callable[[Sequence[int], Sequence[int], torch.Tensor], torch.Tensor],
 ) -> str | None:
-    """A function (batch_ids, ids, logits): the teacher's rows for a shuffled batch; logits[i] belongs to ids[i]."""
+    """A function (batch_ids, ids, logits).
+
+    The teacher's rows for a shuffled batch; logits[i] belongs to ids[i].
+    """
     ids, logits = [40, 7, 300, 12], torch.tensor([[4.0, 0.0], [0.7, 0.0], [30.0, 0.0], [1.2, 0.0]])
     result = answer([300, 7, 300], ids, logits)
     if not isinstance(result, torch.Tensor) or result.shape != (3, 2):
@@ -67,7 +73,7 @@ def check_06_2(
 
 
 def _rows(result: torch.Tensor, logits: torch.Tensor) -> list[int]:
-    """The row of ``logits`` that is closest to each row of ``result``."""
+    """The row of `logits` that is closest to each row of `result`."""
     return torch.cdist(result.float(), logits).argmin(dim=1).tolist()
 
 

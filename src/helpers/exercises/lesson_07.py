@@ -8,9 +8,12 @@ from helpers.exercises import exercise
 
 
 class _Device:
-    """An asynchronous device with a clock of its own: a call returns at once, its work (7 s) is done when waited for.
+    """An asynchronous device with a clock of its own.
 
-    The first call also starts the device up (100 s). `log` is what the learner's function did, in order.
+    A call returns at once, its work (7 s) is done when waited for.
+
+    The first call also starts the device up (100 s). `log` is what the learner's function did, in
+    order.
     """
 
     def __init__(self):
@@ -96,7 +99,10 @@ def check_07_2(answer: Callable[[list[int], int], list[list[int]]]) -> str | Non
 
 
 class _Name(str):
-    """A name with another hash in each process, as Python's have: so has a set of them another order."""
+    """A name with another hash in each process, as Python's have.
+
+    So has a set of them another order.
+    """
 
     def __new__(cls, name: str, rank: int):
         self = super().__new__(cls, name)

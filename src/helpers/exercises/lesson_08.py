@@ -9,7 +9,10 @@ from helpers.exercises import exercise
 
 @exercise
 def check_08_1(answer: Callable[[float, float], float]) -> str | None:
-    """A function (share, factor): how many times as fast the whole gets if a share of its time gets factor times so."""
+    """A function (share, factor).
+
+    How many times as fast the whole gets if a share of its time gets factor times so.
+    """
     for share, factor in ((0.5, 2), (0.8, 10), (0.25, 1000), (0.0, 5), (1.0, 5)):
         right, found = 1 / (1 - share + share / factor), answer(share, factor)
         if isinstance(found, bool) or not isinstance(found, numbers.Real):
@@ -27,7 +30,10 @@ def check_08_1(answer: Callable[[float, float], float]) -> str | None:
 
 @exercise
 def check_08_2(answer: Callable[[Sequence[Mapping]], list[str]]) -> str | None:
-    """A function (rows): the names of the pipelines that no other one beats; a row is {name, ms, accuracy}."""
+    """A function (rows).
+
+    The names of the pipelines that no other one beats; a row is {name, ms, accuracy}.
+    """
     rows = [
         {"name": "large", "ms": 40.0, "accuracy": 0.90},
         {"name": "slow", "ms": 50.0, "accuracy": 0.89},
@@ -60,7 +66,10 @@ def check_08_2(answer: Callable[[Sequence[Mapping]], list[str]]) -> str | None:
 
 @exercise
 def check_08_3(answer: Callable[[float, float, float], float]) -> str | None:
-    """A function (texts, per_second, price): what it costs to classify texts on a machine of this price an hour."""
+    """A function (texts, per_second, price).
+
+    What it costs to classify texts on a machine of this price an hour.
+    """
     for texts, per_second, price in ((1e6, 100.0, 0.36), (2e5, 2500.0, 0.09), (3600.0, 1.0, 5.0)):
         right, found = texts / per_second / 3600 * price, answer(texts, per_second, price)
         if isinstance(found, bool) or not isinstance(found, numbers.Real):

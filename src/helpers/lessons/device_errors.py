@@ -20,7 +20,8 @@ def _stayed(argument: str | None, at: str, rest: str) -> str:
     return "The inputs moved and the model did not: move both, or neither."
 
 
-# How torch 0.4 to 2.13 word two devices in one operation: which argument, where it is (AT), where the REST is.
+# How torch 0.4 to 2.13 word two devices in one operation: which argument, where it is (AT), where
+# the REST is.
 _DEVICE = r"(?:cpu|gpu|cuda|hip|mps|meta|xla|xpu|hpu|npu|privateuseone)(?::\d+)?"
 
 
@@ -75,7 +76,9 @@ _OTHER_ERRORS = {
 
 
 def explain(error: BaseException | str) -> str:
-    """What a device error means and what to do, in a sentence or two; `error` is the exception or its text.
+    """What a device error means and what to do, in a sentence or two.
+
+    `error` is the exception or its text.
 
     Knows the wordings of torch 0.4 to 2.13. For other errors it says that it does not know them.
     """

@@ -1,8 +1,11 @@
-"""Embed texts with a BERT-family model: a few sentences, a table, or a corpus on several devices and hosts.
+"""Embed texts with a BERT-family model.
 
-Notebook 07 uses it. As a program it embeds a folder of shards, restartable, with the same result whatever N is:
-`accelerate launch --multi_gpu --num_processes N -m helpers.embedding SOURCE TARGET --model scibert`, on CPUs as well:
-without the option accelerate starts a single process there, whatever N is.
+A few sentences, a table, or a corpus on several devices and hosts.
+
+Notebook 07 uses it. As a program it embeds a folder of shards, restartable, with the same result
+whatever N is: `accelerate launch --multi_gpu --num_processes N -m helpers.embedding SOURCE TARGET
+--model scibert`, on CPUs as well: without the option accelerate starts a single process there,
+whatever N is.
 """
 
 import copy
@@ -35,8 +38,10 @@ _announced = weakref.WeakSet()
 
 @dataclass
 class EmbeddingReport:
-    """What an embedding took. tokens: computed, [CLS] and [SEP] included; padding: positions computed for nothing;
-    cut_texts, cut_tokens: thrown away at the limit; windowed_texts: too long, and read in windows.
+    """What an embedding took. tokens.
+
+    Computed, [CLS] and [SEP] included; padding: positions computed for nothing; cut_texts,
+    cut_tokens: thrown away at the limit; windowed_texts: too long, and read in windows.
     """
 
     texts: int = 0
@@ -62,7 +67,9 @@ class Embedded(NamedTuple):
 
 
 def mean_pool(hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Mean over the real tokens, in float32. hidden: (texts, length, width); mask: (texts, length) of 0 and 1.
+    """Mean over the real tokens, in float32. hidden.
+
+    (texts, length, width); mask: (texts, length) of 0 and 1.
 
     Raises ValueError for other shapes, as a model gives them that computes its first token only.
     """
@@ -76,7 +83,10 @@ def mean_pool(hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 
 def choose_dtype(device: torch.device, precision: str = "auto") -> torch.dtype:
-    """The format to compute in, "float32", "bfloat16", "float16", or "auto": 16 bit where the device has such units."""
+    """The format to compute in, "float32", "bfloat16", "float16", or "auto".
+
+    16 bit where the device has such units.
+    """
     if precision in ("float32", "bfloat16", "float16"):
         return getattr(torch, precision)
     if precision != "auto":
@@ -91,7 +101,10 @@ def choose_dtype(device: torch.device, precision: str = "auto") -> torch.dtype:
 
 
 def _prepare(model: nn.Module, precision: str) -> tuple[nn.Module, torch.device]:
-    """The model without its head, as a copy where it has to be in another format; and the device it is on."""
+    """The model without its head, as a copy where it has to be in another format.
+
+    And the device it is on.
+    """
     whole = original = getattr(model, "_orig_mod", model)  # of a compiled one
     whole = (
         whole.get_base_model() if hasattr(whole, "get_base_model") else whole
@@ -102,7 +115,8 @@ def _prepare(model: nn.Module, precision: str) -> tuple[nn.Module, torch.device]
         {parameter.dtype for parameter in body.parameters()},
         next(body.parameters()).device,
     )
-    # torch's quantised layers hide their weights from parameters(), torchao's tensors call themselves float32.
+    # torch's quantised layers hide their weights from parameters(), torchao's tensors call
+    # themselves float32.
     hidden = any("quantized" in type(module).__module__ for module in body.modules())
     hidden = hidden or any(
         type(parameter.data) is not torch.Tensor for parameter in body.parameters()
@@ -125,7 +139,8 @@ def _prepare(model: nn.Module, precision: str) -> tuple[nn.Module, torch.device]
         print(f"{type(model).__name__} embeds on {device} in {str(dtype)[6:]}{idle}")
     if not convert or kinds == {dtype}:
         return body, device
-    # Each tensor is converted by itself and not copied before: that takes half the memory of the model, and no more.
+    # Each tensor is converted by itself and not copied before: that takes half the memory of the
+    # model, and no more.
     memo = {
         id(one): nn.Parameter(one.detach().to(dtype), requires_grad=False)
         for one in body.parameters()
@@ -138,7 +153,9 @@ def stream(
     texts: Iterable[str], model: nn.Module, tokenizer, *, max_tokens: int | None = None, max_length: int | None = None,
     long: str = "truncate", precision: str = "auto", report: EmbeddingReport | None = None,
 ) -> Iterator[np.ndarray]:  # fmt: skip
-    """Embed any number of texts: yields float32 vectors (texts of a chunk, width) in order, with two chunks in memory.
+    """Embed any number of texts.
+
+    Yields float32 vectors (texts of a chunk, width) in order, with two chunks in memory.
 
     A vector is the mean over a text's real tokens, [CLS] and [SEP] included. The model computes where it is, without
     its head and its dropout, and is left as it was.
@@ -149,8 +166,8 @@ def stream(
         convert it yourself once, or say "float32"
     report: is filled in on the way
 
-    Raises TypeError for what is no text, ValueError for wrong options, for the tokenizer of another model or one
-    without words, and for a model that computes its first token only.
+    Raises TypeError for what is no text, ValueError for wrong options, for the tokenizer of another
+    model or one without words, and for a model that computes its first token only.
     """
     known = getattr(model.config, "max_position_embeddings", 512)
     limit = min(known, inspection.max_input_length(model), tokenizer.model_max_length)
@@ -229,7 +246,10 @@ def _pieces(
 
 
 def _launch(pieces, groups, body, pad: int, device, report: EmbeddingReport) -> list[torch.Tensor]:
-    """Mean vectors of all pieces, batch by batch, on the device; a card may still be computing when this returns."""
+    """Mean vectors of all pieces, batch by batch, on the device.
+
+    A card may still be computing when this returns.
+    """
     pooled, training = [], [module for module in body.modules() if module.training]
     body.eval()
     try:
@@ -269,7 +289,10 @@ def _fetch(pooled, groups, pieces, owners: list[int]) -> np.ndarray:
 def embed(
     texts: Iterable[str], model: nn.Module, tokenizer, *, progress: bool = True, **options
 ) -> Embedded:
-    """Embed texts and keep all vectors; options and errors are those of `stream`. A bar shows where people look."""
+    """Embed texts and keep all vectors; options and errors are those of `stream`.
+
+    A bar shows where people look.
+    """
     texts, report = texts if isinstance(texts, NO_LISTS) else list(texts), EmbeddingReport()
     vectors = np.empty((len(texts), model.config.hidden_size), np.float32)
     with progress_bar(len(texts), wanted=progress, unit="text") as bar:
@@ -290,10 +313,12 @@ def _require_words(tokenizer) -> None:
 
 
 def check_casing(tokenizer) -> str:
-    """Says whether a vocabulary is "cased" or "uncased"; ValueError if its tokenizer treats it as the other.
+    """Says whether a vocabulary is "cased" or "uncased".
 
-    That happens where a repository has no tokenizer settings: the default lower-cases everything. ValueError as well
-    for a vocabulary without words.
+    ValueError if its tokenizer treats it as the other.
+
+    That happens where a repository has no tokenizer settings: the default lower-cases everything.
+    ValueError as well for a vocabulary without words.
     """
     _require_words(tokenizer)
     added = {

@@ -1,7 +1,9 @@
-"""A pretended machine: code runs on fake tensors (shapes without data) and every storage is entered in a ledger.
+"""A pretended machine.
 
-Used by notebook 02, through `helpers.memory`, whose predictions are read from the same ledger. It knows no BERT.
-All sizes are bytes unless a name says otherwise; 1 GiB = 2**30 bytes.
+Code runs on fake tensors (shapes without data) and every storage is entered in a ledger.
+
+Used by notebook 02, through `helpers.memory`, whose predictions are read from the same ledger. It
+knows no BERT. All sizes are bytes unless a name says otherwise; 1 GiB = 2**30 bytes.
 """
 
 import contextlib
@@ -25,7 +27,10 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 
 def _card_attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None):
-    """What CUDA's memory-efficient attention keeps; a boolean mask becomes a float one, padded to 8, in every layer."""
+    """What CUDA's memory-efficient attention keeps.
+
+    A boolean mask becomes a float one, padded to 8, in every layer.
+    """
     if attn_mask is not None:
         if attn_mask.dtype == torch.bool:
             attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(
@@ -41,12 +46,18 @@ def _card_attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=
 
 
 def _card_dropout(input, p=0.5, training=True, inplace=False):
-    """CUDA's fused dropout, which keeps a mask of one byte a number (on the CPU: of the number's own size)."""
+    """CUDA's fused dropout, which keeps a mask of one byte a number (on the CPU.
+
+    Of the number's own size).
+    """
     return torch.native_dropout(input, p, True)[0] if training and p else input
 
 
 def _replace_tensors(module, fn, recurse=True):
-    """`Module._apply` for fake parameters, which torch cannot swap in place: `.to()` and `.half()` go through it."""
+    """`Module._apply` for fake parameters, which torch cannot swap in place.
+
+    `.to()` and `.half()` go through it.
+    """
     for part in module.modules():
         for store in (part._parameters, part._buffers):
             for name, old in store.items():
@@ -59,7 +70,10 @@ def _replace_tensors(module, fn, recurse=True):
 
 
 def _copy_fake(tensor: torch.Tensor, memo: dict) -> torch.Tensor:
-    """A fake tensor of the same shape, also for `copy.deepcopy`: torch's own would copy the mode and corrupt memory."""
+    """A fake tensor of the same shape, also for `copy.deepcopy`.
+
+    Torch's own would copy the mode and corrupt memory.
+    """
     if is_traceable_wrapper_subclass(tensor):
         names, context = tensor.__tensor_flatten__()
         parts = {name: _copy_fake(getattr(tensor, name), memo) for name in names}
@@ -72,7 +86,10 @@ def _copy_fake(tensor: torch.Tensor, memo: dict) -> torch.Tensor:
 
 @contextlib.contextmanager
 def fake_machine(ledger: Ledger) -> Iterator[None]:
-    """Everything inside runs on fake tensors and is entered in the ledger; this machine's random numbers stay put."""
+    """Everything inside runs on fake tensors and is entered in the ledger.
+
+    This machine's random numbers stay put.
+    """
 
     def rng_state() -> torch.Tensor:  # of a card's step it would lie in the computer's memory
         return torch.empty(0 if ledger.card else RNG_STATE, dtype=torch.uint8)
@@ -108,12 +125,15 @@ def fake_machine(ledger: Ledger) -> Iterator[None]:
 
 
 class FakeGPU:
-    """A card of `gib` GiB, in a `with` block: what does not fit raises `torch.OutOfMemoryError`, as on that card.
+    """A card of `gib` GiB, in a `with` block.
 
-    Without CUDA nothing is allocated or computed inside (numbers read as nan); with CUDA (or `pretend=False`) the code
-    runs for real, and PyTorch is held to `gib` less the context. Ordinary code works, with `gpu.device` for the device:
-    build models inside, or bring them and their inputs in with `gpu.place`. Raises ValueError if the size is too small
-    for a CUDA context, or larger than the real card.
+    What does not fit raises `torch.OutOfMemoryError`, as on that card.
+
+    Without CUDA nothing is allocated or computed inside (numbers read as nan); with CUDA (or
+    `pretend=False`) the code runs for real, and PyTorch is held to `gib` less the context. Ordinary
+    code works, with `gpu.device` for the device: build models inside, or bring them and their
+    inputs in with `gpu.place`. Raises ValueError if the size is too small for a CUDA context, or
+    larger than the real card.
     """
 
     def __init__(self, gib: float, pretend: bool | None = None):

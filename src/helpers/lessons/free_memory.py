@@ -35,7 +35,10 @@ def _what(thing) -> str:
 
 @dataclass(frozen=True)
 class Freed:
-    """What `free_memory` gave back, in bytes, and who holds the rest: rows of (name, bytes, what it is)."""
+    """What `free_memory` gave back, in bytes, and who holds the rest.
+
+    Rows of (name, bytes, what it is).
+    """
 
     freed: int
     holders: list[tuple[str, int, str]]
@@ -54,11 +57,11 @@ class Freed:
 def free_memory(namespace: dict | None = None) -> Freed:
     """Give back what a notebook keeps alive by itself, and name what the reader's own variables still hold.
 
-    Forgets the last exception (with the variables of the functions it went through) and, in IPython, `Out`, `_` and
-    their like; then collects garbage; then empties the caches of the C library (on Linux), CUDA and MPS. Nothing that
-    has a name of its own is touched. namespace: where to look for holders, by default the notebook's (or the main
-    script's) variables.
-    `freed` counts CUDA's allocated bytes when CUDA is in use, else the memory of this process.
+    Forgets the last exception (with the variables of the functions it went through) and, in
+    IPython, `Out`, `_` and their like; then collects garbage; then empties the caches of the C
+    library (on Linux), CUDA and MPS. Nothing that has a name of its own is touched. namespace:
+    where to look for holders, by default the notebook's (or the main script's) variables. `freed`
+    counts CUDA's allocated bytes when CUDA is in use, else the memory of this process.
     """
     if not isinstance(namespace, dict | None):
         raise TypeError(

@@ -36,8 +36,9 @@ IN_PLACE = {  # these allocate nothing: between tensors of one kind they need no
 class Ledger(FakeTensorMode):
     """Adds up live storages by label, remembers the highest moment, and refuses what exceeds `capacity`.
 
-    For a card, sizes follow PyTorch's caching allocator (CUDACachingAllocator.cpp): blocks are multiples of 512 bytes,
-    cut from segments of 2 MiB (blocks to 1 MiB), of 20 MiB (below 10 MiB), or of their own in multiples of 2 MiB.
+    For a card, sizes follow PyTorch's caching allocator (CUDACachingAllocator.cpp): blocks are
+    multiples of 512 bytes, cut from segments of 2 MiB (blocks to 1 MiB), of 20 MiB (below 10 MiB),
+    or of their own in multiples of 2 MiB.
     """
 
     def __init__(self, card: bool, capacity: float = float("inf")):
@@ -161,8 +162,8 @@ def _of_one_kind(args) -> bool:
 def _cpu_workspace(func, args) -> int:
     """Bytes that a CPU kernel takes for the length of one call, unseen from outside.
 
-    Fused attention has buffers for every thread (FlashAttentionKernel.cpp); element-wise kernels first cast operands of
-    another dtype to the common one (TensorIterator.cpp).
+    Fused attention has buffers for every thread (FlashAttentionKernel.cpp); element-wise kernels
+    first cast operands of another dtype to the common one (TensorIterator.cpp).
     """
     if "flash_attention_for_cpu" in func.__name__:
         backward = "backward" in func.__name__

@@ -1,8 +1,10 @@
-"""Memory: know what a step needs before it runs, measure what it took, live through running out, and clear up.
+"""Memory.
 
-Used by notebook 02. `predict_peak` runs the true step on a pretended machine (`helpers.pretend`) and adds up every
-storage that is alive, so it allocates nothing and needs no card.
-All sizes are bytes unless a name says otherwise; 1 GiB = 2**30 bytes.
+Know what a step needs before it runs, measure what it took, live through running out, and clear up.
+
+Used by notebook 02. `predict_peak` runs the true step on a pretended machine (`helpers.pretend`)
+and adds up every storage that is alive, so it allocates nothing and needs no card. All sizes are
+bytes unless a name says otherwise; 1 GiB = 2**30 bytes.
 """
 
 import contextlib
@@ -45,8 +47,10 @@ CUDA_ASSUMPTIONS = (
 
 @dataclass(frozen=True)
 class Peak:
-    """The highest moment of one step. `terms`: bytes by what they are for; `moment`: where in the step it came;
-    `phases`: the terms at the highest moment of every phase (forward pass, backward pass, optimizer step).
+    """The highest moment of one step.
+
+    `terms`: bytes by what they are for; `moment`: where in the step it came; `phases`: the terms at
+    the highest moment of every phase (forward pass, backward pass, optimizer step).
     """
 
     terms: dict[str, int]
@@ -61,11 +65,17 @@ class Peak:
 
     @property
     def allocated(self) -> int:
-        """Bytes that PyTorch hands out, as `torch.cuda.max_memory_allocated` counts: no context, no rounding up."""
+        """Bytes that PyTorch hands out, as `torch.cuda.max_memory_allocated` counts.
+
+        No context, no rounding up.
+        """
         return self.total - self.terms.get("context", 0) - self.terms.get("allocator", 0)
 
     def verdict(self, gib: float, margin: float = 0.1) -> str:
-        """For a memory of `gib` GiB: "fits", "tight" (uses the last `margin` of it) or "does not fit"."""
+        """For a memory of `gib` GiB.
+
+        "fits", "tight" (uses the last `margin` of it) or "does not fit".
+        """
         room = _room(gib, margin)
         return (
             "fits"
@@ -97,7 +107,10 @@ def _room(gib: float, margin: float) -> float:
 
 
 def _skip_first(step: Step, ledger: Ledger) -> None:
-    """Leave a step its second micro-batch: it finds the gradients of the first and needs no less, so it decides."""
+    """Leave a step its second micro-batch.
+
+    It finds the gradients of the first and needs no less, so it decides.
+    """
     step.passes = 1
     for parameter in step.model.parameters():
         if parameter.requires_grad:
@@ -111,9 +124,10 @@ _predicted: dict[str, Peak] = {}  # a widget asks again and again
 def predict_peak(config, batch: int, length: int, *, device: str = "cpu", **options) -> Peak:
     """Predict the memory peak of one `Step(config, batch, length, **options)` without allocating it.
 
-    config: a transformers config of the BERT family, or a name in `catalogue.CATALOGUE`. device: "cpu" or "cuda"
-    (modelled, whether a card is there or not). Gradients that are still being made count as activations, the
-    optimizer's temporaries as optimizer. Answers are remembered. Raises ValueError as `Step` does.
+    config: a transformers config of the BERT family, or a name in `catalogue.CATALOGUE`. device:
+    "cpu" or "cuda" (modelled, whether a card is there or not). Gradients that are still being made
+    count as activations, the optimizer's temporaries as optimizer. Answers are remembered. Raises
+    ValueError as `Step` does.
     """
     if device not in ("cpu", "cuda"):
         raise ValueError(f'device has to be "cpu" or "cuda", not {device!r}')
@@ -125,7 +139,8 @@ def predict_peak(config, batch: int, length: int, *, device: str = "cpu", **opti
         from helpers.models import assets
 
         config = assets.config(config)
-    # As text, else True would find the answer for 1. The CPU's kernels have buffers for every thread.
+    # As text, else True would find the answer for 1. The CPU's kernels have buffers for every
+    # thread.
     key = repr((config, batch, length, device, sorted(options.items()), torch.get_num_threads()))
     if key in _predicted:
         return _predicted[key]
@@ -183,9 +198,12 @@ def predict_peak(config, batch: int, length: int, *, device: str = "cpu", **opti
 
 
 def largest_batch(config, length: int, gib: float, *, margin: float = 0.1, **options) -> int:
-    """The largest micro-batch whose predicted peak leaves `margin` of a memory of `gib` GiB free; 0 if none does.
+    """The largest micro-batch whose predicted peak leaves `margin` of a memory of `gib` GiB free.
 
-    Takes what `predict_peak` takes. The peak never falls as the batch grows, so a handful of predictions finds it.
+    0 if none does.
+
+    Takes what `predict_peak` takes. The peak never falls as the batch grows, so a handful of
+    predictions finds it.
     """
     budget = _room(gib, margin)
     peaks, low, high, guess = {0: 0}, 0, None, 16
@@ -202,7 +220,10 @@ def largest_batch(config, length: int, gib: float, *, margin: float = 0.1, **opt
 
 @dataclass(frozen=True)
 class Measured:
-    """What a step really took. `reserved` is None on the CPU, whose allocator keeps nothing back."""
+    """What a step really took.
+
+    `reserved` is None on the CPU, whose allocator keeps nothing back.
+    """
 
     allocated: int
     reserved: int | None
@@ -227,11 +248,15 @@ class Measured:
 
 
 def measure_peak(function: Callable[[], object], *holding, device: str = "cpu") -> Measured:
-    """Run `function` and measure its memory peak: the CPU profiler's memory events, or CUDA's own counters.
+    """Run `function` and measure its memory peak.
 
-    holding: models, optimizers and tensors that were there before; on the CPU their bytes are added, since the
-    profiler sees only what happens during the call, in this thread (CUDA counts everything by itself). Raises
-    RuntimeError where there is nothing to measure: on a pretended card, without CUDA, or within another measurement.
+    The CPU profiler's memory events, or CUDA's own counters.
+
+    holding: models, optimizers and tensors that were there before; on the CPU their bytes are
+        added, since the profiler sees only what happens during the call, in this thread (CUDA
+        counts everything by itself). Raises
+    RuntimeError where there is nothing to measure: on a pretended card, without CUDA, or within
+        another measurement.
     """
     if not callable(function):
         raise TypeError(
@@ -277,7 +302,10 @@ def measure_peak(function: Callable[[], object], *holding, device: str = "cpu") 
 
 
 def state_bytes(model: Module, optimizer: Optimizer | None = None) -> dict[str, int]:
-    """Count what a model holds now: parameters and trainable (numbers), weights, gradients, optimizer (bytes)."""
+    """Count what a model holds now.
+
+    Parameters and trainable (numbers), weights, gradients, optimizer (bytes).
+    """
     parameters = list(model.parameters())
     # Layers of dynamic quantization have no parameter: their weight is a method.
     packed = [
@@ -293,7 +321,10 @@ def state_bytes(model: Module, optimizer: Optimizer | None = None) -> dict[str, 
 
 
 def _bytes(tensors) -> int:
-    """Bytes of the storages behind some tensors, each counted once; of a quantized tensor, of what it is made of."""
+    """Bytes of the storages behind some tensors, each counted once.
+
+    Of a quantized tensor, of what it is made of.
+    """
     storages, todo = {}, list(tensors)
     while todo:
         tensor = todo.pop()
@@ -308,7 +339,10 @@ def _bytes(tensors) -> int:
 
 
 def _tensors(thing, depth: int = 5, seen: set | None = None) -> Iterator[torch.Tensor]:
-    """The tensors that a value keeps alive: its items, attributes, gradients, or the frames of an exception."""
+    """The tensors that a value keeps alive.
+
+    Its items, attributes, gradients, or the frames of an exception.
+    """
     seen = set() if seen is None else seen
     if id(thing) in seen or depth < 0 or isinstance(thing, (type, ModuleType, str, bytes)):
         return

@@ -66,7 +66,10 @@ def options(model: str, mode: str, dtype: str, lever: str) -> dict:
 
 
 def estimate(model: str, mode: str, dtype: str, lever: str, batch: int, length: int):
-    """The `memory.Peak` on a card for a choice, from the predictions made ahead; exact at `POINTS`."""
+    """The `memory.Peak` on a card for a choice, from the predictions made ahead.
+
+    Exact at `POINTS`.
+    """
     from helpers.lessons import memory
 
     lever, ahead = ("none", mode) if mode == "inference" else (lever, MODES[1])

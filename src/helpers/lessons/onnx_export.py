@@ -1,7 +1,9 @@
-"""BERT as an ONNX file: export it, open it with ONNX Runtime, feed it, and prove that it computes the same.
+"""BERT as an ONNX file.
 
-Notebook 04 teaches it; notebooks 05, 06 and 08 use it. Only `export` and `parity` need torch: a file runs without it.
-(`import onnx` means the package of that name, here as everywhere.)
+Export it, open it with ONNX Runtime, feed it, and prove that it computes the same.
+
+Notebook 04 teaches it; notebooks 05, 06 and 08 use it. Only `export` and `parity` need torch: a
+file runs without it. (`import onnx` means the package of that name, here as everywhere.)
 """
 
 import contextlib
@@ -34,7 +36,10 @@ NAMES = ("input_ids", "attention_mask", "token_type_ids")
 
 @dataclass(frozen=True)
 class Exported:
-    """What `export` wrote: all files (the first is `path`), their size together, the names of inputs and outputs."""
+    """What `export` wrote.
+
+    All files (the first is `path`), their size together, the names of inputs and outputs.
+    """
 
     path: Path
     files: tuple[Path, ...]
@@ -95,7 +100,10 @@ def _evaluating(model) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps the exporter's remarks off the page: on packages not needed here, on names of axes it merges, on itself."""
+    """Keeps the exporter's remarks off the page.
+
+    On packages not needed here, on names of axes it merges, on itself.
+    """
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -120,7 +128,10 @@ def _require_exporter() -> None:
 
 
 def _accepted(model) -> list[str]:
-    """The named arguments of a model's forward; TypeError for a wrapper, which names others than the model inside."""
+    """The named arguments of a model's forward.
+
+    TypeError for a wrapper, which names others than the model inside.
+    """
     from transformers import PreTrainedModel
 
     if not isinstance(model, PreTrainedModel):
@@ -148,9 +159,10 @@ def export(
     axes: names of the two free axes in the file
     opset: one of `OPSETS`; from 23 on, attention stays one operator
 
-    The outputs are logits, or last_hidden_state and pooler_output where there is one. Raises ValueError for an example
-    from which the axes cannot be told, for bad names, another opset, a quantized model and one of other outputs,
-    TypeError for a wrapper around a model, ImportError if the exporter lacks a package.
+    The outputs are logits, or last_hidden_state and pooler_output where there is one. Raises
+    ValueError for an example from which the axes cannot be told, for bad names, another opset, a
+    quantized model and one of other outputs, TypeError for a wrapper around a model, ImportError if
+    the exporter lacks a package.
     """
     import torch
 
@@ -164,7 +176,8 @@ def export(
             "ONNX Runtime opens none above"
         )
     names = _accepted(model)
-    # In torch.ao's and torchao's int8 models the weights are other things; the exporter says so on many pages.
+    # In torch.ao's and torchao's int8 models the weights are other things; the exporter says so on
+    # many pages.
     if odd := [
         name for name, value in model.state_dict().items() if type(value) is not torch.Tensor
     ]:
@@ -175,7 +188,8 @@ def export(
     device = next(model.parameters()).device
     if inputs is None:  # the values do not matter, but there are models with one kind of segment
         inputs = {name: torch.full((2, 8), int(name != "token_type_ids")) for name in NAMES}
-    # Each is cloned: two names for one tensor would become a single input, and the other would have no effect.
+    # Each is cloned: two names for one tensor would become a single input, and the other would have
+    # no effect.
     given = {name: torch.as_tensor(value) for name, value in inputs.items() if name in names}
     example = {name: value.to(device).clone() for name, value in given.items()}
     for name, value in example.items():
@@ -248,7 +262,10 @@ def export(
 
 @contextlib.contextmanager
 def _fused_attention(model) -> Iterator[None]:
-    """PyTorch's fused attention inside, which the exporter can turn into one operator; afterwards what it was."""
+    """PyTorch's fused attention inside, which the exporter can turn into one operator.
+
+    Afterwards what it was.
+    """
     before = model.config._attn_implementation
     model.set_attn_implementation("sdpa")
     try:
@@ -262,9 +279,11 @@ def parity(
 ) -> Parity:
     """Compares all outputs of a session with those of the model that its file was made of, on padded pairs of texts.
 
-    Padding and both segments matter: with ones everywhere, a file that takes the mask for the segment ids looks right.
-    batches, lengths: all pairs are tried; lengths end at the model's own longest. Raises ValueError for a number below
-    1 or none at all, and for a file of another model's shapes, TypeError for a wrapper around a model.
+    Padding and both segments matter: with ones everywhere, a file that takes the mask for the
+        segment ids looks right.
+    batches, lengths: all pairs are tried; lengths end at the model's own longest. Raises ValueError
+        for a number below 1 or none at all, and for a file of another model's shapes, TypeError for
+        a wrapper around a model.
     """
     import pandas as pd
     import torch

@@ -16,13 +16,17 @@ _TYPES = {"tensor(int64)": np.int64, "tensor(int32)": np.int32}
 
 
 class ProviderError(RuntimeError):
-    """ONNX Runtime would compute somewhere else than asked; the message says where, and what is missing."""
+    """ONNX Runtime would compute somewhere else than asked.
+
+    The message says where, and what is missing.
+    """
 
 
 class Feed(dict):
     """Arrays by name, ready for `InferenceSession.run`.
 
-    dropped: names that were given and that the file does not take; added: names that `feed` filled in
+    dropped: names that were given and that the file does not take; added: names that `feed` filled
+    in
     """
 
     dropped: tuple[str, ...] = ()
@@ -45,8 +49,9 @@ def session(
     providers: one name, or several in order of preference, as ONNX Runtime takes them
     optimized: a path to write the graph to as ONNX Runtime has rewritten it, for looking at
 
-    Raises FileNotFoundError if the file or its data is not there, ValueError if it is no ONNX file or holds numbers
-    that cannot be computed with, ProviderError if a provider is not in use at the end.
+    Raises FileNotFoundError if the file or its data is not there, ValueError if it is no ONNX file
+    or holds numbers that cannot be computed with, ProviderError if a provider is not in use at the
+    end.
     """
     import onnxruntime
 
@@ -103,10 +108,11 @@ def session(
 def feed(session, inputs: Mapping) -> Feed:
     """What a session's `run` takes, made from a BatchEncoding or a mapping of lists, arrays or tensors.
 
-    Numbers become the whole numbers that the file declares (int64 or int32). Names that it does not know are dropped;
-    segment ids that it wants and nobody gave are zeros: one segment. Everything else raises: TypeError for numbers that
-    are not whole, ValueError for a missing or an empty input, for padding and a file without a mask, for numbers that
-    are negative or too large, for rows of different lengths, a wrong rank, a wrong fixed size.
+    Numbers become the whole numbers that the file declares (int64 or int32). Names that it does not
+    know are dropped; segment ids that it wants and nobody gave are zeros: one segment. Everything
+    else raises: TypeError for numbers that are not whole, ValueError for a missing or an empty
+    input, for padding and a file without a mask, for numbers that are negative or too large, for
+    rows of different lengths, a wrong rank, a wrong fixed size.
     """
     declared = {entry.name: entry for entry in session.get_inputs()}
     made = Feed()
@@ -164,7 +170,10 @@ def feed(session, inputs: Mapping) -> Feed:
 
 
 def run(session, inputs: Mapping) -> np.ndarray:
-    """The first output for inputs of any kind that `feed` takes, float32: logits (texts, labels) or hidden states."""
+    """The first output for inputs of any kind that `feed` takes, float32.
+
+    Logits (texts, labels) or hidden states.
+    """
     return session.run([session.get_outputs()[0].name], feed(session, inputs))[0]
 
 
@@ -173,9 +182,9 @@ def predict(
 ) -> np.ndarray:
     """A classifier's logits, float32 (texts, labels), in the given order.
 
-    Texts (or pairs) are sorted by length into batches of at most `max_tokens` tokens with padding, cut at 128 tokens.
-    `workers` batches are computed at the same time: with sessions of one thread, a CPU each. Raises what
-    `batching.encode` raises, and ValueError for a file of another kind.
+    Texts (or pairs) are sorted by length into batches of at most `max_tokens` tokens with padding,
+    cut at 128 tokens. `workers` batches are computed at the same time: with sessions of one thread,
+    a CPU each. Raises what `batching.encode` raises, and ValueError for a file of another kind.
     """
     output = session.get_outputs()[0]
     if len(output.shape) != 2:

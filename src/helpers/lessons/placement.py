@@ -1,7 +1,10 @@
-"""Where a model's tensors are: choose a device, move everything there, prove it, read the errors (notebook 01).
+"""Where a model's tensors are.
 
-Computation happens where the tensors live, so every function here asks the tensors themselves, never a global variable
-or another model. Torch's stand-in device "meta" (shapes without data) is a device like any other.
+Choose a device, move everything there, prove it, read the errors (notebook 01).
+
+Computation happens where the tensors live, so every function here asks the tensors themselves,
+never a global variable or another model. Torch's stand-in device "meta" (shapes without data) is a
+device like any other.
 """
 
 import copy
@@ -32,12 +35,15 @@ _announced = weakref.WeakSet()
 
 
 def resolve_device(spec: Any = None, *, counts: dict[str, int] | None = None) -> torch.device:
-    """The torch.device that `spec` asks for; an explicit request is met or refused, never replaced by the CPU.
+    """The torch.device that `spec` asks for.
 
-    None and "auto" take the best device there is (cuda, then mps, then cpu). A whole number n means card n ("cuda:n")
-    and -1 the CPU, as in transformers' pipelines. `counts`, for example {"cuda": 2, "mps": 0}, pretends that there are
-    so many devices of each type. Raises ValueError for what is no device name (the text lists the accepted ones) and
-    RuntimeError for a device that this process does not have (the text says how many it has).
+    An explicit request is met or refused, never replaced by the CPU.
+
+    None and "auto" take the best device there is (cuda, then mps, then cpu). A whole number n means
+    card n ("cuda:n") and -1 the CPU, as in transformers' pipelines. `counts`, for example {"cuda":
+    2, "mps": 0}, pretends that there are so many devices of each type. Raises ValueError for what
+    is no device name (the text lists the accepted ones) and RuntimeError for a device that this
+    process does not have (the text says how many it has).
     """
     if counts is None:
         cuda = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -107,7 +113,10 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 def _walk(
     name: str, value: Any, seen: set[int], depth: int = 0
 ) -> Iterator[tuple[str, str, torch.Tensor]]:
-    """Yields (name, kind, tensor) of every tensor that Python can reach from `value`; registered ones come first."""
+    """Yields (name, kind, tensor) of every tensor that Python can reach from `value`.
+
+    Registered ones come first.
+    """
     if (
         id(value) in seen or depth > 20
     ):  # the depth stops a walk through objects that hold half the program
@@ -150,7 +159,10 @@ def _walk(
 
 
 def _bytes(tensor: torch.Tensor) -> int:
-    """Bytes of a tensor's numbers; of a quantized, nested or sparse one, those of the tensors it is made of."""
+    """Bytes of a tensor's numbers.
+
+    Of a quantized, nested or sparse one, those of the tensors it is made of.
+    """
     if is_traceable_wrapper_subclass(tensor):
         return sum(_bytes(getattr(tensor, name)) for name in tensor.__tensor_flatten__()[0])
     if tensor.is_sparse:
@@ -161,10 +173,11 @@ def _bytes(tensor: torch.Tensor) -> int:
 def audit(model: nn.Module) -> pd.DataFrame:
     """Every tensor of `model`, one row each: name, kind, device, dtype, shape, bytes, note.
 
-    kind: "parameter", "buffer", "non-persistent buffer" (not in the state dict) or "plain attribute": a tensor kept
-    outside PyTorch's registers, also inside lists, dicts, objects and unregistered modules, which `.to()` leaves where
-    it is. Tied tensors count once: the later ones have 0 bytes. What closures and C++ objects (the packed weights of
-    torch.ao's quantized layers) hide cannot be seen. Raises TypeError for what is no module.
+    kind: "parameter", "buffer", "non-persistent buffer" (not in the state dict) or "plain
+    attribute": a tensor kept outside PyTorch's registers, also inside lists, dicts, objects and
+    unregistered modules, which `.to()` leaves where it is. Tied tensors count once: the later ones
+    have 0 bytes. What closures and C++ objects (the packed weights of torch.ao's quantized layers)
+    hide cannot be seen. Raises TypeError for what is no module.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(
@@ -194,7 +207,10 @@ def left_behind(model: nn.Module, device: Any) -> list[str]:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """The one device that all parameters and buffers of `model` are on; RuntimeError if there are several or none."""
+    """The one device that all parameters and buffers of `model` are on.
+
+    RuntimeError if there are several or none.
+    """
     table = audit(model)[lambda rows: rows["kind"] != "plain attribute"].groupby("device")["name"]
     if len(table) == 1:
         return torch.device(next(iter(table.groups)))
@@ -211,13 +227,16 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 def move(obj: Any, device: Any) -> Any:
-    """`obj` with every tensor in it on `device`: use what is returned, `model = move(model, device)`.
+    """`obj` with every tensor in it on `device`.
 
-    Modules move in place, as in PyTorch; tensors, containers (dict, list, tuple, namedtuple, set, dataclass,
-    BatchEncoding, ModelOutput, nested at will) and objects that hold tensors come back as new ones and the old stay as
-    they were; anything else is returned as it is. What was shared stays shared. Warns about plain tensor attributes
-    that a module leaves behind. Raises RuntimeError, before anything moved, for tensors without data, and TypeError for
-    an optimizer, which has to be built after the move, and for a generator, which can be read only once.
+    Use what is returned, `model = move(model, device)`.
+
+    Modules move in place, as in PyTorch; tensors, containers (dict, list, tuple, namedtuple, set,
+    dataclass, BatchEncoding, ModelOutput, nested at will) and objects that hold tensors come back
+    as new ones and the old stay as they were; anything else is returned as it is. What was shared
+    stays shared. Warns about plain tensor attributes that a module leaves behind. Raises
+    RuntimeError, before anything moved, for tensors without data, and TypeError for an optimizer,
+    which has to be built after the move, and for a generator, which can be read only once.
     """
     target = resolve_device(device)
     if target.type != "meta" and (
@@ -232,7 +251,10 @@ def move(obj: Any, device: Any) -> Any:
 
 
 def _moved(obj: Any, target: torch.device, done: dict[int, Any]) -> Any:
-    """`done` has what was met before, by id, as it is after the move: sharing is kept, and cycles end."""
+    """`done` has what was met before, by id, as it is after the move.
+
+    Sharing is kept, and cycles end.
+    """
     if id(obj) in done:
         return done[id(obj)]
     if isinstance(obj, torch.optim.Optimizer):
@@ -274,10 +296,12 @@ def _moved(obj: Any, target: torch.device, done: dict[int, Any]) -> Any:
 
 
 def check_call(model: nn.Module, inputs: Any) -> torch.device:
-    """The device of `model`, the one about to be called; RuntimeError if `inputs` are not on it, too.
+    """The device of `model`, the one about to be called.
 
-    `inputs` is a tensor, or a dict, BatchEncoding, list ... of them. The error names the inputs and the parameter that
-    disagree and says which side did not move.
+    RuntimeError if `inputs` are not on it, too.
+
+    `inputs` is a tensor, or a dict, BatchEncoding, list ... of them. The error names the inputs and
+    the parameter that disagree and says which side did not move.
     """
     device = device_of(model)
     places = [(name or "inputs", tensor.device) for name, _, tensor in _walk("", inputs, set())]

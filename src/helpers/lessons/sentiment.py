@@ -1,7 +1,10 @@
-"""The tutorial's working example: a MiniLM classifier of movie-review snippets, with this project's own adapter.
+"""The tutorial's working example.
 
-Used by notebooks 04 to 06 and 08. The adapter (LoRA and a classification head, in `sentiment_adapter/` with its model
-card) was trained by `python -m helpers train-teacher` and is merged into MiniLM's weights when the model is loaded.
+A MiniLM classifier of movie-review snippets, with this project's own adapter.
+
+Used by notebooks 04 to 06 and 08. The adapter (LoRA and a classification head, in
+`sentiment_adapter/` with its model card) was trained by `python -m helpers train-teacher` and is
+merged into MiniLM's weights when the model is loaded.
 """
 
 import gc
@@ -21,7 +24,9 @@ LAYERS = {"three-layers": (0, 2, 5), "two-layers": (0, 3)}
 
 
 def sentences(split: str):
-    """The snippets of one split ("train": 8,060 rows, "test": 2,012) as a table: id, text, rating, label.
+    """The snippets of one split ("train".
+
+    8,060 rows, "test": 2,012) as a table: id, text, rating, label.
 
     Raises ValueError for another split and AssetError if the texts cannot be had.
     """
@@ -32,7 +37,10 @@ def sentences(split: str):
 
 
 def untrained():
-    """MiniLM with a new, random head for two labels (the same each time): what the teacher's training began with."""
+    """MiniLM with a new, random head for two labels (the same each time).
+
+    What the teacher's training began with.
+    """
     from transformers import AutoModelForSequenceClassification
 
     label2id = {label: number for number, label in LABELS.items()}
@@ -47,9 +55,12 @@ def adapter_digest(adapter: Path = ADAPTER) -> str:
 
 
 def teacher(adapter: Path = ADAPTER):
-    """The fine-tuned classifier: a plain float32 BertForSequenceClassification on the CPU, in eval mode.
+    """The fine-tuned classifier.
 
-    Logits have shape (texts, 2), negative first. It carries `.provenance`. Raises AssetError if MiniLM cannot be had.
+    A plain float32 BertForSequenceClassification on the CPU, in eval mode.
+
+    Logits have shape (texts, 2), negative first. It carries `.provenance`. Raises AssetError if
+    MiniLM cannot be had.
     """
     from peft import PeftModel
 
@@ -62,23 +73,28 @@ def teacher(adapter: Path = ADAPTER):
 
 
 def unfinished_student(name: str):
-    """What a student is trained from: layers of the teacher, the last one computed for the first token only."""
-    from helpers.lessons import distillation
+    """What a student is trained from.
+
+    Layers of the teacher, the last one computed for the first token only.
+    """
+    from helpers.lessons import students
 
     whole = teacher()
-    model, _ = distillation.make_student(whole, LAYERS[name])
+    model, _ = students.make_student(whole, LAYERS[name])
     model.provenance = whole.provenance
     del whole
     gc.collect()  # peft's wrapper and the teacher refer to each other, so it would stay in memory beside the student
-    return distillation.read_first_token(model)
+    return students.read_first_token(model)
 
 
 def student(name: str, folder: Path = STUDENTS):
-    """A student as `python -m helpers train-student` left it: a classifier like :func:`teacher`, with `.provenance`.
+    """A student as `python -m helpers train-student` left it.
 
-    Its file holds what training changed in each parameter, matrices as a product: (rows, rank) x (rank, columns).
-    Raises KeyError for a name that `LAYERS` lacks, ValueError for a student of another teacher, and AssetError if
-    MiniLM cannot be had.
+    A classifier like `teacher`, with `.provenance`.
+
+    Its file holds what training changed in each parameter, matrices as a product: (rows, rank) x
+    (rank, columns). Raises KeyError for a name that `LAYERS` lacks, ValueError for a student of
+    another teacher, and AssetError if MiniLM cannot be had.
     """
     import torch
     from safetensors import safe_open
@@ -100,9 +116,12 @@ def student(name: str, folder: Path = STUDENTS):
 
 
 def export(name: str, path: str | Path):
-    """Writes "teacher", or a student of that name, as an ONNX file: what `onnx_export.export` returns.
+    """Writes "teacher", or a student of that name, as an ONNX file.
 
-    For `processes.run_in_subprocess`: the exporter takes several times a model's memory, and keeps some of it.
+    What `onnx_export.export` returns.
+
+    For `processes.run_in_subprocess`: the exporter takes several times a model's memory, and keeps
+    some of it.
     """
     from helpers.lessons import onnx_export
 
@@ -112,16 +131,18 @@ def export(name: str, path: str | Path):
 def logits(model, texts: Sequence[str], max_tokens: int = 1024):
     """A classifier's logits, float32 of shape (texts, labels), in the given order.
 
-    Texts are sorted by length into batches of at most ``max_tokens`` tokens with padding, and cut at 128 tokens.
+    Texts are sorted by length into batches of at most `max_tokens` tokens with padding, and cut at
+    128 tokens.
     """
-
     return inspection.predict(model, assets.tokenizer("minilm"), texts, max_tokens)
 
 
 def transfer_texts():
-    """What students learn from, about 21,000 texts: id, text, label. The training snippets, and texts without a label.
+    """What students learn from, about 21,000 texts: id, text, label.
 
-    Those have the label -100, as :func:`distillation.distill` wants it.
+    The training snippets, and texts without a label.
+
+    Those have the label -100, as `distillation.distill` wants it.
     """
     from helpers.lessons import distillation
 

@@ -12,9 +12,12 @@ from transformers import AutoModelForSequenceClassification
 
 
 def freeze_part(model: Module, part: str | int) -> None:
-    """Take a part out of training: no gradients, no optimizer state, no dropout. Call it after `model.train()`.
+    """Take a part out of training: no gradients, no optimizer state, no dropout.
 
-    part: "body" (all but the head), "embeddings", or n: the embeddings and the first n layers. Else ValueError.
+    Call it after `model.train()`.
+
+    part: "body" (all but the head), "embeddings", or n: the embeddings and the first n layers. Else
+    ValueError.
     """
     body = model.base_model
     layers = getattr(getattr(body, "encoder", getattr(body, "transformer", None)), "layer", None)
@@ -34,7 +37,10 @@ def freeze_part(model: Module, part: str | int) -> None:
 
 
 def check_gradients(model: Module) -> None:
-    """After a backward pass: raise RuntimeError if a parameter that should be trained got no gradient."""
+    """After a backward pass.
+
+    Raise RuntimeError if a parameter that should be trained got no gradient.
+    """
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not trainable:
         raise RuntimeError("no parameter is trainable: all have requires_grad=False")
@@ -54,12 +60,17 @@ def check_gradients(model: Module) -> None:
 class Step:
     """One step of a BERT-family classifier, in the state it has in the middle of a run (the optimizer's state exists).
 
-    config: a transformers config. batch, length: of one micro-batch. mode: "training" or "inference".
-    optimizer: "adamw" or "sgd". freeze: see `freeze_part`. checkpointing: gradient checkpointing in every layer.
-    accumulate: micro-batches for one optimizer step. lora: rank of adapters on all linear layers (peft), or None; over
-    16-bit weights peft keeps them in float32, and each keeps a float32 copy of its input for the backward pass.
-    dtype: of the weights. mixed_precision: bfloat16 autocast over float32 weights. attention: "sdpa" or "eager".
-    padded: whether the batch has padding (attention then needs a mask). Raises ValueError for what makes no sense.
+    config: a transformers config. batch, length: of one micro-batch. mode: "training" or
+        "inference".
+    optimizer: "adamw" or "sgd". freeze: see `freeze_part`. checkpointing: gradient checkpointing in
+        every layer.
+    accumulate: micro-batches for one optimizer step. lora: rank of adapters on all linear layers
+        (peft), or None; over 16-bit weights peft keeps them in float32, and each keeps a float32
+        copy of its input for the backward pass.
+    dtype: of the weights. mixed_precision: bfloat16 autocast over float32 weights. attention:
+        "sdpa" or "eager".
+    padded: whether the batch has padding (attention then needs a mask). Raises ValueError for what
+        makes no sense.
     """
 
     def __init__(
@@ -141,7 +152,10 @@ class Step:
                 self.optimizer.state[p] = {"step": torch.tensor(0.0), **moments}
 
     def run(self, mark: Callable[[str], None] = lambda phase: None) -> None:
-        """Run it; `mark` is told the name of every phase as it begins. Raises RuntimeError if gradients are missing."""
+        """Run it; `mark` is told the name of every phase as it begins.
+
+        Raises RuntimeError if gradients are missing.
+        """
         if self.optimizer is None:
             mark("forward pass")
             with torch.no_grad(), self.autocast:

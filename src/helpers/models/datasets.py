@@ -9,12 +9,15 @@ from helpers.models.download import _obtain
 
 
 def reviews():
-    """The movie-review snippets as a table: id (int), text, rating (-4 to 4), label (1 = positive), split.
+    """The movie-review snippets as a table.
 
-    Snippets whose mean rating by 20 people lies within 0.5 of neutral are left out; 10,072 remain. A row belongs to
-    "test" when its id is divisible by 5 (2,012 rows, 49.9 % positive; 49.6 % overall): the split depends on nothing but
-    the row. Source: Hutto and Gilbert, VADER, ICWSM 2014. SST-2 was built from the same snippets, so a model trained on
-    SST-2 has seen these tests. Raises AssetError if the texts cannot be had.
+    Id (int), text, rating (-4 to 4), label (1 = positive), split.
+
+    Snippets whose mean rating by 20 people lies within 0.5 of neutral are left out; 10,072 remain.
+    A row belongs to "test" when its id is divisible by 5 (2,012 rows, 49.9 % positive; 49.6 %
+    overall): the split depends on nothing but the row. Source: Hutto and Gilbert, VADER, ICWSM
+    2014. SST-2 was built from the same snippets, so a model trained on SST-2 has seen these tests.
+    Raises AssetError if the texts cannot be had.
     """
     asset = _asset("reviews")
     origin = _obtain(asset)
@@ -30,8 +33,8 @@ def reviews():
 def unlabelled():
     """About 13,100 sentences that come without labels here, as a table: id (str), text, source.
 
-    Sources are "tweets", "amazonReviewSnippets" (products) and "nytEditorialSnippets" of the archive that holds the
-    reviews. Raises AssetError if the texts cannot be had.
+    Sources are "tweets", "amazonReviewSnippets" (products) and "nytEditorialSnippets" of the
+    archive that holds the reviews. Raises AssetError if the texts cannot be had.
     """
     import pandas as pd
 
@@ -54,7 +57,10 @@ def _rated(path: Path):
 
 
 def science_sentences():
-    """300 sentences written for this tutorial (their results are invented): id, field (6), role (3), text."""
+    """300 sentences written for this tutorial (their results are invented).
+
+    Id, field (6), role (3), text.
+    """
     import pandas as pd
 
     return pd.read_csv(files.DATA / "science.tsv", sep="\t", quoting=3)

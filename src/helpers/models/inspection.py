@@ -1,85 +1,141 @@
-"""Look through wrappers, ask a model what it takes, and get its logits."""
+"""Ask a model what it is and takes.
 
+Unwrap it, find int8 layers, put it in eval mode, get logits.
+"""
+
+import contextlib
 import inspect
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from helpers.core import machine
 from helpers.models import batching
 
 import torch
 from torch import nn
 
+_announced: weakref.WeakSet = weakref.WeakSet()
+
+
+@contextlib.contextmanager
+def seeded(seed: int = 0) -> Iterator[None]:
+    """Make random numbers on the CPU the same each time, and leave PyTorch's state as it was."""
+    # torch.manual_seed would also reseed the accelerators.
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield
+
+
+@contextlib.contextmanager
+def eval_mode(model: nn.Module) -> Iterator[None]:
+    """Put a model in eval mode; afterwards each of its modules is in its own mode again."""
+    before = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in before.items():
+            module.training = training
+
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The model inside the wrappers of torch.compile, DataParallel (and its distributed kin), and peft."""
+    """Return the model inside the wrappers of torch.compile, DataParallel and peft."""
     wrapped = getattr(model, "_orig_mod", getattr(model, "module", None))
     if wrapped is not None:
         return unwrap(wrapped)
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
-def accepted_inputs(model: nn.Module, encoding: Mapping) -> dict:
-    """The entries of an encoding that the model's ``forward`` names: DistilBERT, for one, knows no segment ids.
+def is_packed(module: nn.Module) -> bool:
+    """Whether it is a linear layer of torch.ao, whose int8 weight is a function."""
+    ours = type(module).__module__.startswith("torch.ao.nn.quantized")
+    return ours and callable(getattr(module, "weight", None))
 
-    Raises ValueError if it names none.
+
+def int8_modules(model: nn.Module) -> list[str]:
+    """Return the names of the modules that hold int8 weights of torch.ao or torchao."""
+    found = []
+    for name, module in model.named_modules():
+        own = type(getattr(module, "weight", None)).__module__.startswith("torchao")
+        if own or is_packed(module):
+            found.append(name)
+    return found
+
+
+def is_int8(model: nn.Module) -> bool:
+    """Whether some module of a model holds int8 weights."""
+    return bool(int8_modules(model))
+
+
+def announce_device(model: nn.Module, device: torch.device, verb: str = "computes") -> None:
+    """Print once for each model where it computes, and which better device stands idle."""
+    if model in _announced:
+        return
+    _announced.add(model)
+    best = torch.device(machine.devices()[0])
+    idle = ""
+    if device.type == "cpu" != best.type:
+        idle = f", while {best} stands idle: model.to('{best}') would use it"
+    print(f"{type(model).__name__} {verb} on {device}{idle}")
+
+
+def accepted_inputs(model: nn.Module, encoding: Mapping) -> dict:
+    """Return the entries of an encoding that `forward` names: DistilBERT has no segment ids.
+
+    Raises:
+        ValueError: If it names none, as a wrapper does.
     """
     inner = unwrap(model)
     names = inspect.signature(inner.forward).parameters
     accepted = {name: value for name, value in encoding.items() if name in names}
     if not accepted:
-        raise ValueError(
-            f"{type(inner).__name__}.forward names none of {', '.join(encoding)}: give the model inside it"
-        )
+        named = ", ".join(encoding)
+        raise ValueError(f"{type(inner).__name__}.forward takes none of {named}: unwrap the model")
     return accepted
 
 
-def _logits(
-    model: nn.Module, tokenizer, encoded: dict[str, list], rows: Sequence[int]
-) -> torch.Tensor:
-    """The model's logits (rows, labels) for some rows of an encoding, padded to the longest."""
+def max_input_length(model) -> float:
+    """Return how many tokens of a text a model reads; infinity if it has no table of positions.
+
+    RoBERTa and its kin count positions from the padding's number on; those up to it are unused.
+    """
+    longest = math.inf
+    for name, module in model.named_modules():
+        if name.endswith("position_embeddings") and hasattr(module, "num_embeddings"):
+            unused = 0 if module.padding_idx is None else module.padding_idx + 1
+            longest = min(longest, module.num_embeddings - unused)
+    return longest
+
+
+def logits(model: nn.Module, tokenizer, encoded: dict, rows: Sequence[int]) -> torch.Tensor:
+    """Return the logits (rows, labels) for some rows of an encoding, padded to the longest.
+
+    Raises:
+        ValueError: If the model is not a classifier of whole texts.
+    """
     batch = batching.pad(tokenizer, encoded, rows).to(next(model.parameters()).device)
-    logits = getattr(model(**accepted_inputs(model, batch)), "logits", None)
-    if logits is None or logits.dim() != 2:
+    found = getattr(model(**accepted_inputs(model, batch)), "logits", None)
+    if found is None or found.dim() != 2:
         raise ValueError(
-            f"{type(model).__name__} gives no logits (texts, labels): this is for classifiers of whole texts"
+            f"{type(model).__name__} gives no logits (texts, labels): it must classify whole texts"
         )
-    return logits
+    return found
 
 
 def predict(model: nn.Module, tokenizer, texts: Iterable, max_tokens: int = 1024) -> torch.Tensor:
-    """A classifier's logits in eval mode without gradients, float32 (texts, labels) on the CPU, in the given order.
+    """Return a classifier's logits in eval mode, float32 (texts, labels) on the CPU, in order.
 
-    Texts (or pairs) are sorted by length into batches of at most ``max_tokens`` tokens with padding, cut at 128 tokens
-    or at what the model can read. Raises ValueError for other models than classifiers of whole texts, and what
-    `batching.encode` raises.
+    Args:
+        model: A classifier of whole texts.
+        tokenizer: Its tokenizer.
+        texts: Texts or pairs, cut at 128 tokens or at what the model reads.
+        max_tokens: Of a batch with padding; texts are sorted by length.
     """
-    encoded, lengths = batching.encode(
-        tokenizer, texts, min(batching.MAX_LENGTH, max_input_length(model))
-    )
+    limit = min(batching.MAX_LENGTH, max_input_length(model))
+    encoded, lengths = batching.encode(tokenizer, texts, limit)
     groups, results = batching.batches(lengths, max_tokens=max_tokens), []
-    before = {module: module.training for module in model.modules()}
-    try:
-        model.eval()
-        with torch.inference_mode():
-            for group in groups:
-                results.append(_logits(model, tokenizer, encoded, group).float().cpu())
-    finally:
-        for module, training in before.items():
-            module.training = training
+    with eval_mode(model), torch.inference_mode():
+        for group in groups:
+            results.append(logits(model, tokenizer, encoded, group).float().cpu())
     return torch.stack(batching.restore(results, groups))
-
-
-def max_input_length(model) -> float:
-    """The most tokens of a text that a model of transformers reads; infinity if it has no table of positions.
-
-    RoBERTa and its kin count from the padding's number on: positions up to it are no token's.
-    """
-    named = (
-        module for name, module in model.named_modules() if name.endswith("position_embeddings")
-    )
-    tables = [module for module in named if hasattr(module, "num_embeddings")]
-    unused = (0 if table.padding_idx is None else table.padding_idx + 1 for table in tables)
-    return min(
-        (table.num_embeddings - less for table, less in zip(tables, unused, strict=True)),
-        default=math.inf,
-    )

@@ -1,1 +1,4 @@
-"""The command line and what authors use: doctor, benchmark, training, storing and checking notebooks."""
+"""The command line and what authors use.
+
+Doctor, benchmark, training, storing and checking notebooks.
+"""

@@ -45,7 +45,10 @@ def _texts(path: Path) -> list[str]:
 
 
 def _read(path: Path) -> tuple[dict, np.ndarray] | None:
-    """What a file of vectors says about itself, and the vectors; None if it is missing or incomplete."""
+    """What a file of vectors says about itself, and the vectors.
+
+    None if it is missing or incomplete.
+    """
     try:
         with safetensors.safe_open(path, "numpy") as file:
             if about := (file.metadata() or {}).get("embedding"):
@@ -72,13 +75,16 @@ def _finished(path: Path, job: dict) -> bool:
 def embed_shards(
     source, target, model: nn.Module, tokenizer, *, threads: int = 1, **options
 ) -> list[Path]:
-    """Embed every shard of a folder into a file of vectors; returns the files that this process made.
+    """Embed every shard of a folder into a file of vectors.
 
-    Under `accelerate launch` the processes of all hosts share the work, through folders that all of them reach. One
-    process computes a shard, with `threads` CPU threads whatever their number, and writes it whole or not at all: each
-    file has the same bytes for any number, and a restart does what is missing. ValueError for a line without a text,
-    and if the target holds shards of another model, text, version or hardware, or made with other options (those of
-    `stream`), or files that are no shards.
+    Returns the files that this process made.
+
+    Under `accelerate launch` the processes of all hosts share the work, through folders that all of
+    them reach. One process computes a shard, with `threads` CPU threads whatever their number, and
+    writes it whole or not at all: each file has the same bytes for any number, and a restart does
+    what is missing. ValueError for a line without a text, and if the target holds shards of another
+    model, text, version or hardware, or made with other options (those of `stream`), or files that
+    are no shards.
     """
     from accelerate import PartialState
     from accelerate.utils import broadcast_object_list
@@ -101,7 +107,8 @@ def embed_shards(
     job |= {"options": options, "threads": threads, "torch": torch.__version__, "hardware": card}
     shards = _shards(source, target)
     jobs = {path: job | {"texts": files.sha256(path)} for path in shards}
-    # One process looks what is there: each by itself would see the others' new shards and divide another list.
+    # One process looks what is there: each by itself would see the others' new shards and divide
+    # another list.
     plan = (
         [[p for p, target in shards.items() if not _finished(target, jobs[p])]]
         if state.is_main_process
@@ -126,7 +133,10 @@ def embed_shards(
 
 
 def collect(source, target) -> Embedded:
-    """All vectors of a finished job, in the order of its shards; ValueError if shards are missing or of older texts."""
+    """All vectors of a finished job, in the order of its shards.
+
+    ValueError if shards are missing or of older texts.
+    """
     shards = _shards(source, target)
     found = {path.name: _read(path) for path in shards.values()}
     if missing := [name for name, shard in found.items() if shard is None]:
@@ -149,7 +159,10 @@ def collect(source, target) -> Embedded:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """`python -m helpers.tools.embed_corpus`, alone or under `accelerate launch`; returns the exit status."""
+    """`python -m helpers.tools.embed_corpus`, alone or under `accelerate launch`.
+
+    Returns the exit status.
+    """
     parser = argparse.ArgumentParser(
         prog="python -m helpers.tools.embed_corpus", description=__doc__
     )

@@ -1,6 +1,9 @@
-"""What a card does with SciBERT: `python -m helpers gpu-report` measures it and writes one JSON; notebook 07 shows it.
+"""What a card does with SciBERT.
 
-It needs CUDA and no network: the architectures are the true ones with random weights, the sentences this project's own.
+`python -m helpers gpu-report` measures it and writes one JSON; notebook 07 shows it.
+
+It needs CUDA and no network: the architectures are the true ones with random weights, the sentences
+this project's own.
 """
 
 import datetime
@@ -39,7 +42,8 @@ _BASE, _LARGE, _MINILM, _SCIBERT = (
     assets.config(name) for name in ("bert-base", "bert-large", "minilm", "scibert")
 )
 _SHAPES = itertools.product((16, 32, 64, 128, 256, 512), (1, 8, 64, 256, 1024))
-# Everything that is measured. A test puts small numbers in place of these and runs all of it on the CPU.
+# Everything that is measured. A test puts small numbers in place of these and runs all of it on the
+# CPU.
 PLAN = {
     "memory": list(itertools.product((_BASE, _LARGE), ((8, 128), (4, 512), (32, 64)), _LEVERS)),
     "model": _SCIBERT,
@@ -59,7 +63,10 @@ def recorded() -> dict | None:
 
 
 def report(device: str = "cuda", plan: dict = PLAN) -> dict:
-    """Measure everything in `plan` on "cuda" (or "cpu", to try it without a card); returns what `main` writes."""
+    """Measure everything in `plan` on "cuda" (or "cpu", to try it without a card).
+
+    Returns what `main` writes.
+    """
     start, card = (
         time.perf_counter(),
         torch.cuda.get_device_name() if device == "cuda" else machine.cpu_name(),
@@ -163,7 +170,10 @@ def _memory(device: str, config, batch: int, length: int, options: dict) -> dict
 
 
 def _throughput(device: str, plan: dict, half) -> list[dict]:
-    """Every shape in float32 and 16 bit; then the best one with torch.compile as well, which fuses small kernels."""
+    """Every shape in float32 and 16 bit.
+
+    Then the best one with torch.compile as well, which fuses small kernels.
+    """
     models = {dtype: _model(plan["model"], device, dtype) for dtype in (torch.float32, half)}
     promised = peaks(torch.cuda.get_device_name()) if device == "cuda" else None
     rows, shapes = [], [(model, shape, {}) for shape in plan["shapes"] for model in models.values()]
@@ -193,7 +203,10 @@ def _compiled(model, rows: list[dict]):
 
 
 def _sentences(device: str, plan: dict, half) -> list[dict]:
-    """`embed` on real sentences, one token a word, tokenising included, against the naive loop: texts/s."""
+    """`embed` on real sentences, one token a word, tokenising included, against the naive loop.
+
+    Texts/s.
+    """
     texts = datasets.science_sentences()["text"].tolist()
     words = sorted({word for text in texts for word in re.findall(r"\w+|[^\w\s]", text.lower())})
     with tempfile.TemporaryDirectory() as folder:
@@ -224,7 +237,10 @@ def _sentences(device: str, plan: dict, half) -> list[dict]:
 
 
 def _against_cpu(device: str, plan: dict) -> list[dict]:
-    """The CPU with two threads against the card, from ids on the CPU to results on the CPU: where does a card pay?"""
+    """The CPU with two threads against the card, from ids on the CPU to results on the CPU.
+
+    Where does a card pay?
+    """
     rows = []
     for config, (batch, length) in plan["against_cpu"]:
         ids = {"ids": torch.randint(5, config.vocab_size, (batch, length))}

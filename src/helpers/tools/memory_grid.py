@@ -1,8 +1,10 @@
-"""Make the predictions behind the memory explorer of notebook 02: python -m helpers.tools.memory_grid
+"""Make the predictions behind the memory explorer of notebook 02.
 
-It takes a quarter of an hour and writes src/helpers/memory_grid.json: for every choice in the explorer and every phase
-of a step, the terms in bytes at `memory_grid.POINTS`, with the versions that they were made with. To be run again when
-predictions change.
+Python -m helpers.tools.memory_grid
+
+It takes a quarter of an hour and writes src/helpers/memory_grid.json: for every choice in the
+explorer and every phase of a step, the terms in bytes at `memory_grid.POINTS`, with the versions
+that they were made with. To be run again when predictions change.
 """
 
 import json

@@ -1,6 +1,7 @@
 """Trainings that take minutes: they make what the notebooks load. Commands of `python -m helpers`.
 
-`train-teacher` makes the sentiment adapter that is part of this package, `train-student` the students cut from it.
+`train-teacher` makes the sentiment adapter that is part of this package, `train-student` the
+students cut from it.
 """
 
 import datetime
@@ -9,14 +10,16 @@ import time
 from pathlib import Path
 
 from helpers.core import files, machine, metrics
-from helpers.lessons import distillation, sentiment
+from helpers.lessons import distillation, sentiment, training
 from helpers.models import assets, catalogue, datasets, download
 
-# Mean ratings by 20 people (-4 to 4) say how sure they were: 0.5 becomes P(positive) = 0.65, 3 becomes 0.97.
+# Mean ratings by 20 people (-4 to 4) say how sure they were: 0.5 becomes P(positive) = 0.65, 3
+# becomes 0.97.
 RATING_SCALE = 1.2
 
-# How students learn, and the rank to which what they learned is cut down: chosen without looking at test snippets.
-TRAINING = {"hard": 0.3, "epochs": 3, "lr": 2e-4}
+# How students learn, and the rank to which what they learned is cut down: chosen without looking at
+# test snippets.
+TRAINING = {"label_weight": 0.3, "epochs": 3, "lr": 2e-4}
 RANK, WORD_RANK = 32, 16
 
 _CARD = """\
@@ -28,22 +31,26 @@ language: en
 ---
 # Sentiment of movie-review snippets: a LoRA adapter for MiniLM-L6
 
-- **Use:** the working example of *BERT on any device*; two labels, negative and positive. It has seen one-sentence
-  English movie reviews only, and judges other texts accordingly.
+- **Use:** the working example of *BERT on any device*; two labels, negative and positive. It has
+  seen one-sentence English movie reviews only, and judges other texts accordingly.
 - **Base:** {hub_id} at revision
   {revision}, with a new head for two labels.
 - **Data:** {n:,} training snippets (ids not divisible by 5) of {source}, SHA-256
   {digest}.
   Soft targets: P(positive) = sigmoid({scale} x mean rating by 20 people).
-- **Training:** `{command}`, seed {seed}: LoRA of rank {rank} on all linear layers and the head, {epochs} epochs,
-  learning rate {lr}, batches of 32. The settings were fixed beforehand, and the test set was read once, at the end.
+- **Training:** `{command}`, seed {seed}: LoRA of rank {rank} on all linear layers and the head,
+  {epochs} epochs, learning rate {lr}, batches of 32. The settings were fixed beforehand, and the
+  test set was read once, at the end.
 - **Result:** accuracy on the test snippets {accuracy}.
 - **Made on:** {machine}, {date}.
 """
 
 
 def rating_targets(ratings):
-    """Soft targets of shape (texts, 2), negative first, from mean ratings: P(positive) = sigmoid(1.2 x rating)."""
+    """Soft targets of shape (texts, 2), negative first, from mean ratings.
+
+    P(positive) = sigmoid(1.2 x rating).
+    """
     import torch
 
     positive = torch.sigmoid(RATING_SCALE * torch.tensor(list(ratings), dtype=torch.float32))
@@ -53,7 +60,9 @@ def rating_targets(ratings):
 def train_teacher(
     folder: Path = sentiment.ADAPTER, seed: int = 0, epochs: int = 4, quiet: bool = False
 ) -> metrics.Accuracy:
-    """Train the sentiment adapter and store it in float16 with its model card; returns its accuracy on the test set.
+    """Train the sentiment adapter and store it in float16 with its model card.
+
+    Returns its accuracy on the test set.
 
     About 25 minutes on two cores. Raises AssetError if MiniLM or the texts cannot be had.
     """
@@ -69,7 +78,7 @@ def train_teacher(
         sentiment.untrained(), LoraConfig(**lora, modules_to_save=["classifier"])
     )
     targets = rating_targets(rows["rating"])
-    distillation.train(
+    training.train(
         model,
         assets.tokenizer("minilm"),
         rows["text"],
@@ -104,7 +113,7 @@ def train_teacher(
 
 
 def _store(model, folder: Path) -> None:
-    """Write an adapter in float16, as one for MiniLM on the hub and not for the folder on this machine."""
+    """Write an adapter in float16, as one for MiniLM on the hub and not in a folder here."""
     minilm, settings = catalogue.CATALOGUE["minilm"], model.peft_config["default"]
     settings.base_model_name_or_path, settings.revision = minilm.hub_id, minilm.revision
     model.half().save_pretrained(folder, save_embedding_layers=False)
@@ -113,12 +122,14 @@ def _store(model, folder: Path) -> None:
 def train_student(
     name: str, folder: Path = sentiment.STUDENTS, examples=None, quiet: bool | None = None
 ) -> dict:
-    """Distil one of `sentiment.LAYERS` and store it in ``folder``/``name``; returns its record, which is stored, too.
+    """Distil one of `sentiment.LAYERS` and store it in `folder`/`name`.
 
-    All parameters learn to give the teacher's logits for ``examples`` (default: :func:`transfer_texts`), and the labels
-    where there are some. The teacher's logits are kept in ``folder``, and the training's state beside the downloaded
-    models, so that an interrupted training goes on where it was. Raises ValueError for another name and AssetError if
-    MiniLM or the texts cannot be had.
+    Returns its record, which is stored, too.
+
+    All parameters learn to give the teacher's logits for `examples` (default: `transfer_texts`),
+    and the labels where there are some. The teacher's logits are kept in `folder`, and the
+    training's state beside the downloaded models, so that an interrupted training goes on where it
+    was. Raises ValueError for another name and AssetError if MiniLM or the texts cannot be had.
     """
     if name not in sentiment.LAYERS:
         raise ValueError(f"there is no student {name!r}; there are {', '.join(sentiment.LAYERS)}")
@@ -149,14 +160,17 @@ def train_student(
     }
     with files.atomic_write(folder / name / "record.json") as part:
         part.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    checkpoint.unlink()
+    checkpoint.unlink(missing_ok=True)
     return record
 
 
 def _store_change(before: dict, model, file: Path) -> None:
-    """Write what training changed, in float16: of matrices the nearest ones of a low rank, as products of thin ones.
+    """Write what training changed, in float16.
 
-    Those of the truncated singular value decomposition (Eckart and Young, Psychometrika 1, 1936, 211-218).
+    Of matrices the nearest ones of a low rank, as products of thin ones.
+
+    Those of the truncated singular value decomposition (Eckart and Young, Psychometrika 1, 1936,
+    211-218).
     """
     import torch
     from safetensors.torch import save_file
@@ -168,7 +182,8 @@ def _store_change(before: dict, model, file: Path) -> None:
             change[key] = difference.half()
             continue
         rank = min(WORD_RANK if "word_embeddings" in key else RANK, *difference.shape)
-        # The right singular vectors are the eigenvectors of D'D, which is small even for the table of word vectors.
+        # The right singular vectors are the eigenvectors of D'D, which is small even for the table
+        # of word vectors.
         right = torch.linalg.eigh(difference.T @ difference).eigenvectors[:, -rank:]
         change |= {
             f"{key}.left": (difference @ right).half(),

@@ -8,9 +8,11 @@ from matplotlib.ticker import LogLocator, NullFormatter
 
 
 def within(table, megabytes: float, milliseconds: float, points: float):
-    """The rows of a table of pipelines that keep three limits: size, time a sentence, points below the first row.
+    """The rows of a table of pipelines that keep three limits.
 
-    ``table`` has a row a pipeline and the columns MB, ms and accuracy (a fraction).
+    Size, time a sentence, points below the first row.
+
+    `table` has a row a pipeline and the columns MB, ms and accuracy (a fraction).
     """
     lost = 100 * (table["accuracy"].iloc[0] - table["accuracy"])
     return table[
@@ -19,7 +21,10 @@ def within(table, megabytes: float, milliseconds: float, points: float):
 
 
 def choice_picture(table, megabytes: float, milliseconds: float, points: float) -> str:
-    """All pipelines of a table by time, accuracy and size; of those within limits, the fastest stands out (HTML)."""
+    """All pipelines of a table by time, accuracy and size.
+
+    Of those within limits, the fastest stands out (HTML).
+    """
     good, first = within(table, megabytes, milliseconds, points), table["accuracy"].iloc[0]
     chosen = None if good.empty else good["ms"].idxmin()
     fig, axes = plots.plt.subplots(figsize=(7.5, 3.8))
@@ -54,7 +59,10 @@ def choice_picture(table, megabytes: float, milliseconds: float, points: float) 
 
 
 def pipeline_chooser(table) -> ipywidgets.VBox:
-    """Controls for memory, time and accuracy; below them the fastest pipeline of a table within all three limits."""
+    """Controls for memory, time and accuracy.
+
+    Below them the fastest pipeline of a table within all three limits.
+    """
     logarithmic = {"base": 10, "step": 0.05}
     controls = {
         "MB": ipywidgets.FloatLogSlider(200, min=0.5, max=3.5, **logarithmic),

@@ -18,7 +18,7 @@ class LiveCurve:
     def follow(
         self, name: str, measure: Callable[[], float] | None = None
     ) -> Callable[[int, float], None]:
-        """An ``after_step`` for :func:`train`: every few steps it notes ``measure()``, or their mean loss."""
+        """An `after_step` for `train`: every few steps it notes `measure()`, or their mean loss."""
         steps, values, losses = self.curves.setdefault(name, ([], [], []))
 
         def after_step(step: int, loss: float) -> None:
@@ -33,7 +33,7 @@ class LiveCurve:
         return after_step
 
     def show(self, alt: str, last: bool = True) -> None:
-        """Show all curves with ``alt``: for good, or in place of the live picture."""
+        """Show all curves with `alt`: for good, or in place of the live picture."""
         fig, axes = plots.plt.subplots()
         for name, (steps, values, _) in self.curves.items():
             axes.plot(steps, values, marker="o", label=name)

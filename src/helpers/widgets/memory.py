@@ -41,7 +41,10 @@ def picture(peak, title: str) -> str:
 
 
 def memory_explorer() -> ipywidgets.VBox:
-    """Controls for model, mode, dtype, lever, batch and length; below them the predicted peak against common cards."""
+    """Controls for model, mode, dtype, lever, batch and length.
+
+    Below them the predicted peak against common cards.
+    """
     controls = {
         "model": ipywidgets.Dropdown(options=MODELS, value="bert-base"),
         "mode": ipywidgets.Dropdown(options=MODES, value=MODES[1]),

@@ -10,7 +10,8 @@ import numpy
 def softened(logits, temperature: float) -> tuple[numpy.ndarray, float, float]:
     """Softmax of logits / T, its entropy in bits, and the norm of the gradient that a student with equal logits gets.
 
-    That gradient of KL(softened teacher || softened student) with respect to the student's logits is (q - p) / T.
+    That gradient of KL(softened teacher || softened student) with respect to the student's logits
+    is (q - p) / T.
     """
     powers = numpy.exp((numpy.array(logits) - max(logits)) / temperature)
     p = powers / powers.sum()
@@ -43,7 +44,10 @@ def temperature_picture(logits, temperature: float) -> str:
 
 
 def temperature_explorer() -> ipywidgets.VBox:
-    """Controls for a teacher's three logits and the temperature; below them what a student would be shown."""
+    """Controls for a teacher's three logits and the temperature.
+
+    Below them what a student would be shown.
+    """
     controls = [
         ipywidgets.FloatSlider(value, min=-8, max=8, step=0.5, description=f"logit {number}")
         for number, value in enumerate((4.0, 1.0, -2.0), 1)
