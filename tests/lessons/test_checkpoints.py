@@ -300,7 +300,7 @@ def test_case_25_half_precision_files(tmp_path, dtype, form):
     assert checkpoint_files.inspect(path).dtypes == {name: len(half.state_dict())}
     assert checkpoints.load(path, lambda: BertModel(CONFIG).to(dtype)).model.dtype == dtype
     report = check(path, half.float())
-    assert set(report.dtypes.values()) == {f"{name} to float32"}
+    assert report.dtypes == {f"{name} to float32": len(half.state_dict())}
     same(recipe.load_checkpoint(path, lambda: BertModel(CONFIG)), half)
 
 
@@ -324,9 +324,9 @@ def test_tied_weights_stay_tied(tmp_path, names):
 def test_weights_that_differ_in_the_file_are_not_tied_in_silence(tmp_path):
     state, path = masked().state_dict(), tmp_path / "m.pth"
     saved(state | {DECODER: state[DECODER] + 1}, path)
-    refused(path, "are tied in the model, not in the file", build=masked)
-    with pytest.raises(ValueError, match="are tied in the model"):
-        recipe.load_checkpoint(path, masked)
+    for load in (checkpoints.load, recipe.load_checkpoint):
+        with pytest.raises(ValueError, match="are tied in the model, not in the file"):
+            load(path, masked)
     saved(state | {WORDS: state[WORDS].to("meta")}, path)
     refused(path, f"{WORDS} has no plain data", build=masked)
 
@@ -678,7 +678,7 @@ def test_a_safetensors_file_under_another_name(model, tmp_path):
     path = tmp_path / "m.pth"
     checkpoints.save(model, path)
     assert checkpoint_files.inspect(path).format == "safetensors"
-    assert check(path, model).checked.startswith("nothing")
+    assert check(path, model).checked == "nothing"
     assert check(saved(model.state_dict(), path), model).checked == "CRC-32"
 
 
@@ -794,14 +794,14 @@ def test_case_39_state_of_other_weights(trained, tmp_path):
     first, optimizer = trained
     path = saved({"optimizer": optimizer.state_dict()}, tmp_path / "m.pth")
     ours = list(first.named_parameters())
-    named = torch.optim.AdamW([(f"module.{name}", weight) for name, weight in ours])
+    named = torch.optim.AdamW(ours)
     names = saved({"optimizer": named.state_dict()}, tmp_path / "names.pth")
     checkpoints.load_optimizer(names, torch.optim.AdamW(ours))
     for source, weights, kind, words in (
         (path, list(nn.Linear(4, 4).parameters()), ValueError, "parameter group"),
         (path, [*nn.Linear(3, 3).parameters()] * 2, CheckpointError, "other weights"),
         (path, [ours[1], ours[0], *ours[2:]], CheckpointError, "other weights"),
-        (names, ours[::-1], CheckpointError, "its weights are 0.weight, 0.bias"),
+        (names, ours[::-1], CheckpointError, "other weights: 0.weight, 0.bias"),
     ):
         fresh = torch.optim.AdamW(weights)
         with pytest.raises(kind, match=words):

@@ -20,7 +20,7 @@ from helpers.core import files
 from helpers.recipes.load_checkpoint import is_state, read_file
 
 import torch
-from torch._weights_only_unpickler import _get_allowed_globals
+from torch._weights_only_unpickler import _get_allowed_globals, _get_user_allowed_globals
 
 SIGNATURES = json.loads((files.DATA / "file_signatures.json").read_text(encoding="utf-8"))
 _LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # how torch.save began until 1.6
@@ -47,7 +47,7 @@ class Inspection:
         name: The name of the file.
         format: "zip" (torch.save since 1.6), "legacy" (before) or "safetensors".
         size: In bytes.
-        tensors: By name, after the keys above it and "/".
+        tensors: In sets of weights, by name, after the key of its set and "/".
         states: Keys of sets of weights ("" is the file itself) -> what all their names begin with.
         nesting: Keys of the top level -> the type of what they hold.
         refused: Functions and classes that the file names and safe loading refuses.
@@ -166,21 +166,28 @@ def inspect(path: str | Path) -> Inspection:
             raise EOFError("a checkpoint cannot be that small")
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             form, tree, names = _parse(path, data)
-        found = _walk(tree, "", set())
-        tensors = {key: part for key, part in found if isinstance(part, StoredTensor)}
     top = {"": tree}
     if type(tree) in (dict, OrderedDict) and not is_state(tree, StoredTensor):
         top = {str(key): value for key, value in tree.items()}
-    states = {key: common_prefix(part) for key, part in top.items() if is_state(part, StoredTensor)}
+    states = {key: part for key, part in top.items() if is_state(part, StoredTensor)}
+    tensors = {
+        f"{key}/{name}".lstrip("/"): tensor
+        for key, state in states.items()
+        for name, tensor in state.items()
+        if isinstance(tensor, StoredTensor)
+    }
+    allowed = _get_allowed_globals() | _get_user_allowed_globals()
     kinds = {key: getattr(part, "path", "") or type(part).__name__ for key, part in top.items()}
     return Inspection(
         name=path.name,
         format=form,
         size=path.stat().st_size,
         tensors=tensors,
-        states={key: "".join(f"{part}." for part in prefix) for key, prefix in states.items()},
+        states={
+            key: "".join(f"{p}." for p in common_prefix(names)) for key, names in states.items()
+        },
         nesting={key: kind for key, kind in kinds.items() if key},
-        refused=[name for name in names if name not in _get_allowed_globals()],
+        refused=[name for name in names if name not in allowed],
         whole=next((part.path for part in top.values() if _is_model(part)), ""),
         devices=dict(Counter(tensor.device for tensor in tensors.values())),
         dtypes=dict(Counter(tensor.dtype for tensor in tensors.values())),
@@ -207,29 +214,16 @@ def _parse(path: Path, data: mmap.mmap) -> tuple[str, Any, Iterable[str]]:
             _Reader(data).load()
         reader = _Reader(data)
         return "legacy", reader.load(), reader.names
+    known = [row for row in SIGNATURES if re.match(row["begins"].encode(), start)]
     what = f"not a known checkpoint format: it begins with {start[:8]}"
-    for row in SIGNATURES:
-        if re.match(row["begins"].encode(), start):
-            what = f"{row['is']}: {row['do']}"
-            break
+    if known:
+        what = f"{known[0]['is']}: {known[0]['do']}"
     raise CheckpointError(f"{path.name} ({len(data):,} bytes) is {what}")
 
 
 def _is_model(thing: Any) -> bool:
     state = getattr(thing, "state", None)
     return isinstance(state, dict) and "_modules" in state
-
-
-def _walk(tree: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
-    """Yield everything in a tree with the keys that lead there; containers may hold themselves."""
-    yield path, tree
-    inside = getattr(tree, "state", None) or tree
-    if isinstance(inside, list | tuple) and not isinstance(inside, StoredTensor):
-        inside = dict(enumerate(inside))
-    if isinstance(inside, dict) and id(tree) not in seen:
-        seen.add(id(tree))
-        for name, thing in inside.items():
-            yield from _walk(thing, f"{path}/{name}".lstrip("/"), seen)
 
 
 def common_prefix(names: Iterable[str]) -> list[str]:

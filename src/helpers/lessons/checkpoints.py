@@ -29,12 +29,12 @@ class LoadReport:
 
     Attributes:
         model: The filled model, in eval mode.
-        checked: What the bytes of the file were checked by.
+        checked: What the bytes of the file were checked by: "CRC-32", or "nothing".
         loaded: Names in the model that came from the file.
         missing: Names in the model that the file lacks: they are untrained.
         unexpected: Names in the file that were ignored.
         renamed: Names in the file -> names in the model, where they differ.
-        dtypes: Names in the model -> how their dtype changed.
+        dtypes: How a dtype changed -> how many weights.
         notes: What else was changed or looks wrong.
     """
 
@@ -44,20 +44,19 @@ class LoadReport:
     missing: list[str] = field(default_factory=list)
     unexpected: list[str] = field(default_factory=list)
     renamed: dict[str, str] = field(default_factory=dict)
-    dtypes: dict[str, str] = field(default_factory=dict)
+    dtypes: Counter[str] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
         name = type(self.model).__name__
-        lines = [f"{len(self.loaded)} weights loaded into {name}; bytes checked by {self.checked}"]
+        lines = [f"{len(self.loaded)} weights loaded into {name}; checked by {self.checked}"]
         if self.missing:
             lines.append(f"new, untrained: {few(self.missing)}")
         if self.unexpected:
             lines.append(f"ignored: {few(self.unexpected)}")
         for old, new in list(self.renamed.items())[:1]:
             lines.append(f"renamed: {len(self.renamed)}, such as {old} -> {new}")
-        for change, count in Counter(self.dtypes.values()).items():
-            lines.append(f"{count} converted from {change}")
+        lines += [f"{count} converted from {change}" for change, count in self.dtypes.items()]
         return "\n  ".join(lines + self.notes)
 
 
@@ -86,6 +85,7 @@ def load(
 
     Raises:
         CheckpointError: If the file is broken, refused or does not fit.
+        ValueError: If weights that are tied in the model differ in the file.
     """
     state, checked = _read(Path(path), key, allow_globals)
     with _parameters_on_meta():
@@ -107,36 +107,30 @@ def load(
     return report
 
 
-def _read(path: Path, key: str | None, allow_globals: Iterable) -> tuple[Mapping, str]:
+def _read(path: Path, key: str | None, allow_globals: Iterable) -> tuple[Any, str]:
     """Return what is at a key, or the only set of weights, and how the bytes were checked."""
-    look, allowed = inspect(path), list(allow_globals)
+    allowed = list(allow_globals)
     if np.dtype in allowed:  # its instances have classes of their own
         allowed += [kind for kind in vars(np.dtypes).values() if isinstance(kind, type)]
-    pairs = [item if isinstance(item, tuple) else (item, _full_name(item)) for item in allowed]
-    if refused := set(look.refused) - {name for _, name in pairs}:
-        way = "If you know them and trust the sender: allow_globals=[...] for this load"
-        if look.whole:
-            way = f"It is a whole model: save its state_dict() where the class {look.whole} is"
-        what = "names what safe loading refuses, because it could run code"
-        raise CheckpointError(f"{path.name} {what}: {', '.join(sorted(refused))}. {way}")
-    if key is None and len(look.states) == 1:
-        key = next(iter(look.states))
-    top = (key or "").partition("/")[0]
-    if key is None or top not in {"", *look.nesting}:
-        there = list(look.states) or f"none, only {few(look.nesting or look.tensors)}"
-        raise CheckpointError(f"{path.name}: say which with key=...; weights are at {there}")
-    with explained(path), torch.serialization.safe_globals(pairs):
-        checked = "nothing, the file has no checksums"
-        if look.format == "zip":
-            checked = "CRC-32"
-            with zipfile.ZipFile(path) as archive:
-                if broken := archive.testzip():
-                    raise ValueError(f"the checksum of {broken} does not agree")
-        return read_state(path, key), checked
-
-
-def _full_name(thing: Any) -> str:
-    return f"{thing.__module__}.{thing.__qualname__}"
+    with torch.serialization.safe_globals(allowed):
+        look = inspect(path)
+        if look.refused:
+            way = "If you know them and trust the sender: allow_globals=[...] for this load"
+            if look.whole:
+                way = f"It is a whole model: save its state_dict() where the class {look.whole} is"
+            what = "names what safe loading refuses, because it could run code"
+            raise CheckpointError(f"{path.name} {what}: {', '.join(look.refused)}. {way}")
+        if key is None and len(look.states) == 1:
+            key = next(iter(look.states))
+        if key is None or key.partition("/")[0] not in {"", *look.nesting}:
+            there = list(look.states) or f"none, only {few(look.nesting)}"
+            raise CheckpointError(f"{path.name}: say which with key=...; weights are at {there}")
+        with explained(path):
+            if look.format == "zip":
+                with zipfile.ZipFile(path) as archive:
+                    if broken := archive.testzip():
+                        raise ValueError(f"the checksum of {broken} does not agree")
+            return read_state(path, key), "CRC-32" if look.format == "zip" else "nothing"
 
 
 @contextlib.contextmanager
@@ -203,7 +197,7 @@ def _rename(names: list[str], own: Iterable[str]) -> list[str]:
 
 def _compare(given: Mapping, allow_missing: Iterable[str], report: LoadReport) -> list[str]:
     """Say what does not fit, and note what does."""
-    problems, lost, own = [], [], report.model.state_dict()
+    problems, own = [], report.model.state_dict()
     for weight, names in tied_names(report.model).items():
         found = [name for name in names if name in given]
         for name in found:
@@ -212,10 +206,9 @@ def _compare(given: Mapping, allow_missing: Iterable[str], report: LoadReport) -
             report.loaded += names
         else:
             report.missing += names
-            lost += [name for name in names if not _within(name, allow_missing)]
     if extra := [name for name in given if name not in own]:
         problems.append(f"not in the model: {few(extra)}")
-    if lost:
+    if lost := [name for name in report.missing if not _within(name, allow_missing)]:
         problems.append(f"not in the file: {few(lost)}")
     return problems
 
@@ -241,7 +234,7 @@ def _misfit(name: str, value: Any, weight: torch.Tensor, report: LoadReport) -> 
     if not _is_finite(value):
         report.notes.append(f"{name} holds numbers that are not finite")
     if value.dtype != weight.dtype:
-        report.dtypes[name] = f"{value.dtype} to {weight.dtype}".replace("torch.", "")
+        report.dtypes[f"{value.dtype} to {weight.dtype}".replace("torch.", "")] += 1
     return []
 
 
@@ -254,15 +247,10 @@ def _fill(given: dict[str, Any], build: Callable[[], nn.Module], report: LoadRep
     if report.missing:
         fresh = build().state_dict()
         given |= {name: fresh[name] for name in report.missing}
-    model = report.model
-    empty = [name for name, buffer in model.named_buffers() if buffer.is_meta and name not in given]
-    empty += [name for name, value in given.items() if value.is_meta]
-    if empty:
+    values = {**dict(report.model.named_buffers()), **given}
+    if empty := [name for name, value in values.items() if value.is_meta]:
         raise CheckpointError(f"{few(empty)} would stay on meta: build the model without meta")
-    try:
-        load_strictly(model, given)
-    except ValueError as error:
-        raise CheckpointError(str(error)) from error
+    load_strictly(report.model, given)
 
 
 def load_optimizer(
@@ -275,23 +263,17 @@ def load_optimizer(
     """
     saved, _ = _read(Path(path), key, ())
     ours, theirs = optimizer.param_groups, saved["param_groups"]
-    names = [_names(ours), _names(theirs)]
-    if all(names) and names[0] != names[1]:
-        raise CheckpointError(f"its weights are {few(names[1])}, this optimizer's {few(names[0])}")
+    for one, other in zip(ours, theirs, strict=False):
+        names = [group["param_names"] for group in (one, other) if "param_names" in group]
+        if len(names) == 2 and names[0] != names[1]:
+            raise CheckpointError(f"the state of other weights: {few(names[1])}")
     weights = [weight for group in ours for weight in group["params"]]
     numbers = [number for group in theirs for number in group["params"]]
     for weight, number in zip(weights, numbers, strict=False):
         for name, value in saved["state"].get(number, {}).items():
             if isinstance(value, torch.Tensor) and value.dim() and value.shape != weight.shape:
-                shapes = f"{tuple(value.shape)}, its weight {tuple(weight.shape)}"
-                raise CheckpointError(f"the state of other weights: {name} has shape {shapes}")
+                raise CheckpointError(f"the state of other weights: {name} has another shape")
     optimizer.load_state_dict(saved)
-
-
-def _names(groups: list[dict]) -> list[str]:
-    """Return the names that an optimizer may have for its weights, without what all begin with."""
-    names = [name for group in groups for name in group.get("param_names", ())]
-    return [".".join(name.split(".")[len(common_prefix(names)) :]) for name in names]
 
 
 def save(model: nn.Module | Mapping[str, torch.Tensor], path: str | Path) -> None:
