@@ -1,4 +1,7 @@
-"""widgets: what the explorers show is what the formulas give, and it changes when something is moved."""
+"""widgets.
+
+What the explorers show is what the formulas give, and it changes when something is moved.
+"""
 
 from helpers.lessons import affine, memory, memory_grid
 from helpers.widgets import chooser, quantization, temperature
@@ -26,7 +29,10 @@ def test_every_choice_was_predicted_ahead_and_the_file_is_small():
 
 
 def test_at_its_points_the_estimate_is_the_prediction():
-    """Fails if the file is older than the predictions: then run `python -m helpers.tools.memory_grid`."""
+    """Fails if the file is older than the predictions.
+
+    Then run `python -m helpers.tools.memory_grid`.
+    """
     for batch, length in memory_grid.POINTS:
         chosen = ("minilm", "training, AdamW", "mixed precision", "checkpointing")
         predicted = memory.predict_peak(
@@ -135,23 +141,6 @@ def test_a_scale_a_row_is_closer_and_zeros_stay_zeros():
     spoiled[2] = 0
     assert not affine.affine(spoiled, 4, False, True)[0][2].any()
     assert not affine.affine(numpy.zeros((2, 3)), 8, True, False)[0].any()
-
-
-@pytest.mark.parametrize(
-    ("weights", "bits", "message"),
-    [
-        (numpy.zeros(3), 8, "a row for each output"),
-        (numpy.zeros((0, 3)), 8, r"\(0, 3\)"),
-        ([[1.0, numpy.nan]], 8, "finite"),
-        ([[numpy.inf, 1.0]], 8, "finite"),
-        (MATRIX, 1, "from 2 to 8, not 1"),
-        (MATRIX, 2.5, "from 2 to 8, not 2.5"),
-    ],
-    ids=str,
-)
-def test_affine_names_what_is_wrong(weights, bits, message):
-    with pytest.raises(ValueError, match=message):
-        affine.affine(weights, bits, False, False)
 
 
 def test_the_quantization_picture_gives_levels_and_errors():

@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 from onnxruntime.quantization import QuantType, quantize_dynamic
-from transformers import AutoTokenizer
 
 # Not "Attention": the quantizer turns opset 23's operator into another one of its own, and writes
 # a file that cannot be opened.
@@ -32,7 +31,9 @@ def has_int8_dot_product() -> bool:
     return (platform.system(), platform.machine()) == ("Darwin", "arm64")
 
 
-def quantize(source: str | Path, target: str | Path, reduced_range: bool | None = None) -> None:
+def quantize(
+    source: str | Path, target: str | Path, reduced_range: bool | None = None, **changes
+) -> None:
     """Write an ONNX file with int8 weights, one scale for each output channel.
 
     Activations get their scale anew in each call, from the whole batch: a text's answer can
@@ -42,17 +43,17 @@ def quantize(source: str | Path, target: str | Path, reduced_range: bool | None 
         source: A float32 file.
         target: The file to write.
         reduced_range: Weights of 7 bits; by default where this CPU needs them.
+        changes: Other options of `quantize_dynamic`, in place of these.
     """
     if reduced_range is None:
         reduced_range = not has_int8_dot_product()
-    quantize_dynamic(
-        str(source),
-        str(target),
-        op_types_to_quantize=OPERATORS,
-        per_channel=True,
-        reduce_range=reduced_range,
-        weight_type=QuantType.QInt8,
-    )
+    options = {
+        "op_types_to_quantize": OPERATORS,
+        "per_channel": True,
+        "reduce_range": reduced_range,
+        "weight_type": QuantType.QInt8,
+    }
+    quantize_dynamic(str(source), str(target), **options | changes)
 
 
 def batches(texts: Sequence[str], tokenizer, size: int = 16) -> Iterator[dict]:
@@ -92,6 +93,8 @@ def compare(exact: np.ndarray, made: np.ndarray, labels: Sequence[int]) -> dict[
 
 def main(argv: list[str] | None = None) -> None:
     """Quantize a file, and compare both on labelled texts."""
+    from transformers import AutoTokenizer  # brings PyTorch, which quantizing does without
+
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("source", help="a float32 .onnx file of a classifier")
     parser.add_argument("target", help="the int8 .onnx file to write")
