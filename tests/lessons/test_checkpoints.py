@@ -171,7 +171,7 @@ def test_case_30_the_cure_that_loads_nothing(model, tmp_path):
     refused(path, "0 of whose 39 weights")
     refused(
         path,
-        "only 0% of the model",
+        "too little is loaded",
         allow_missing=["embeddings", "encoder", "pooler"],
         ignore_unexpected=list(strange),
     )
@@ -182,7 +182,7 @@ def test_too_little_loaded_is_an_error_even_if_allowed(model, tmp_path):
     path, rest = saved(encoder, tmp_path / "m.pth"), ["embeddings", "pooler"]
     report = checkpoints.load(path, lambda: BertModel(CONFIG), allow_missing=rest)
     assert set(report.missing) == model.state_dict().keys() - encoder.keys()
-    refused(path, "of the model would be loaded", allow_missing=rest, min_fraction=0.9)
+    refused(path, "too little is loaded", allow_missing=rest, min_fraction=0.9)
 
 
 @pytest.mark.parametrize("prefix", ["", "bert."])
@@ -678,7 +678,7 @@ def test_a_safetensors_file_under_another_name(model, tmp_path):
     path = tmp_path / "m.pth"
     checkpoints.save(model, path)
     assert checkpoint_files.inspect(path).format == "safetensors"
-    assert check(path, model).checked == "nothing"
+    assert check(path, model).checked.startswith("nothing")
     assert check(saved(model.state_dict(), path), model).checked == "CRC-32"
 
 
@@ -781,35 +781,13 @@ def test_case_39_resume_gives_the_same_next_step(trained, tmp_path, on_gpu, dtyp
     path = saved(content, tmp_path / "m.pth")
     second = checkpoints.load(path, lambda: net().to(dtype)).model.train()
     resumed = torch.optim.AdamW(second.parameters(), lr=0.5)
-    checkpoints.load_optimizer(path, resumed)
+    resumed.load_state_dict(recipe.read_state(path, "optimizer"))
     step(first, optimizer)
     step(second, resumed)
     for a, b in zip(first.parameters(), second.parameters(), strict=True):
         torch.testing.assert_close(a, b.float())
     for weight, state in resumed.state.items():
         assert (state["exp_avg"].device, state["exp_avg"].dtype) == (weight.device, weight.dtype)
-
-
-def test_case_39_state_of_other_weights(trained, tmp_path):
-    first, optimizer = trained
-    path = saved({"optimizer": optimizer.state_dict()}, tmp_path / "m.pth")
-    ours = list(first.named_parameters())
-    named = torch.optim.AdamW(ours)
-    names = saved({"optimizer": named.state_dict()}, tmp_path / "names.pth")
-    checkpoints.load_optimizer(names, torch.optim.AdamW(ours))
-    for source, weights, kind, words in (
-        (path, list(nn.Linear(4, 4).parameters()), ValueError, "parameter group"),
-        (path, [*nn.Linear(3, 3).parameters()] * 2, CheckpointError, "other weights"),
-        (path, [ours[1], ours[0], *ours[2:]], CheckpointError, "other weights"),
-        (names, ours[::-1], CheckpointError, "other weights: 0.weight, 0.bias"),
-    ):
-        fresh = torch.optim.AdamW(weights)
-        with pytest.raises(kind, match=words):
-            checkpoints.load_optimizer(source, fresh)
-        assert not fresh.state
-    path = saved({"g": optimizer.state_dict(), "d": optimizer.state_dict()}, tmp_path / "m.pth")
-    with pytest.raises(CheckpointError, match="none, only g, d"):
-        checkpoints.load_optimizer(path, optimizer)
 
 
 # 200 mutations

@@ -93,7 +93,7 @@ class _StandIn(dict):
         super().__init__()
 
     def __setstate__(self, state):
-        self.state = state
+        self.state = state if isinstance(state, dict) else {}
 
     def __call__(self, *args):
         return self
@@ -176,6 +176,7 @@ def inspect(path: str | Path) -> Inspection:
         for name, tensor in state.items()
         if isinstance(tensor, StoredTensor)
     }
+    models = [part for part in top.values() if "_modules" in getattr(part, "state", ())]
     allowed = _get_allowed_globals() | _get_user_allowed_globals()
     kinds = {key: getattr(part, "path", "") or type(part).__name__ for key, part in top.items()}
     return Inspection(
@@ -188,7 +189,7 @@ def inspect(path: str | Path) -> Inspection:
         },
         nesting={key: kind for key, kind in kinds.items() if key},
         refused=[name for name in names if name not in allowed],
-        whole=next((part.path for part in top.values() if _is_model(part)), ""),
+        whole=models[0].path if models else "",
         devices=dict(Counter(tensor.device for tensor in tensors.values())),
         dtypes=dict(Counter(tensor.dtype for tensor in tensors.values())),
     )
@@ -219,11 +220,6 @@ def _parse(path: Path, data: mmap.mmap) -> tuple[str, Any, Iterable[str]]:
     if known:
         what = f"{known[0]['is']}: {known[0]['do']}"
     raise CheckpointError(f"{path.name} ({len(data):,} bytes) is {what}")
-
-
-def _is_model(thing: Any) -> bool:
-    state = getattr(thing, "state", None)
-    return isinstance(state, dict) and "_modules" in state
 
 
 def common_prefix(names: Iterable[str]) -> list[str]:

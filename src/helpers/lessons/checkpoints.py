@@ -1,7 +1,6 @@
-"""Load checkpoints from another machine safely, and say what was done (notebook 03).
+"""Load checkpoints from another machine, all weights or none, and say what was done (notebook 03).
 
-Silent success is the fault to fear: a file that "loads" and leaves random weights. So `load` takes
-a weight only where name, shape and kind of number agree, and stops where anything is left over.
+The fault to fear is silent success: a file that "loads" and leaves random weights.
 """
 
 import contextlib
@@ -29,7 +28,7 @@ class LoadReport:
 
     Attributes:
         model: The filled model, in eval mode.
-        checked: What the bytes of the file were checked by: "CRC-32", or "nothing".
+        checked: What the bytes of the file were checked by.
         loaded: Names in the model that came from the file.
         missing: Names in the model that the file lacks: they are untrained.
         unexpected: Names in the file that were ignored.
@@ -49,7 +48,7 @@ class LoadReport:
 
     def __str__(self) -> str:
         name = type(self.model).__name__
-        lines = [f"{len(self.loaded)} weights loaded into {name}; checked by {self.checked}"]
+        lines = [f"{len(self.loaded)} weights loaded into {name}; bytes checked by {self.checked}"]
         if self.missing:
             lines.append(f"new, untrained: {few(self.missing)}")
         if self.unexpected:
@@ -81,7 +80,7 @@ def load(
         allow_globals: Classes that safe loading refuses, allowed for this load.
         allow_missing: Parts of the model that the file may lack.
         ignore_unexpected: Parts of the file that the model may lack.
-        min_fraction: How much of the model has to come from the file.
+        min_fraction: The fraction of the model's weights that has to come from the file.
 
     Raises:
         CheckpointError: If the file is broken, refused or does not fit.
@@ -93,14 +92,13 @@ def load(
     report = LoadReport(model, checked)
     given = _match(state, ignore_unexpected, report)
     problems = _compare(given, allow_missing, report)
-    sizes = {name: weight.numel() for name, weight in model.state_dict().items()}
-    share = sum(sizes[name] for name in report.loaded) / sum(sizes.values())
-    if share < min_fraction:
-        problems.append(f"only {share:.0%} of the model would be loaded")
+    share, total = len(report.loaded), len(model.state_dict())
+    if share < min_fraction * total:
+        problems.append(f"too little is loaded for min_fraction={min_fraction}")
     if problems:
         raise CheckpointError(
-            f"{Path(path).name} does not fit {type(model).__name__}, {len(report.loaded)} of whose "
-            f"{len(sizes)} weights it has: {'; '.join(problems)}. Parts that the file may lack: "
+            f"{Path(path).name} does not fit {type(model).__name__}, {share} of whose {total} "
+            f"weights it has: {'; '.join(problems)}. Parts that the file may lack: "
             "allow_missing=[...]; that the model may lack: ignore_unexpected=[...]"
         )
     _fill(given, build, report)
@@ -126,11 +124,13 @@ def _read(path: Path, key: str | None, allow_globals: Iterable) -> tuple[Any, st
             there = list(look.states) or f"none, only {few(look.nesting)}"
             raise CheckpointError(f"{path.name}: say which with key=...; weights are at {there}")
         with explained(path):
+            state = read_state(path, key)
             if look.format == "zip":
                 with zipfile.ZipFile(path) as archive:
                     if broken := archive.testzip():
                         raise ValueError(f"the checksum of {broken} does not agree")
-            return read_state(path, key), "CRC-32" if look.format == "zip" else "nothing"
+        checked = "CRC-32" if look.format == "zip" else "nothing, the file has no checksums"
+        return state, checked
 
 
 @contextlib.contextmanager
@@ -174,8 +174,8 @@ def _match(state: Mapping, ignore: Iterable[str], report: LoadReport) -> dict[st
 
 
 def _is_position_ids(name: str, value: Any) -> bool:
-    plain = name.endswith("embeddings.position_ids") and isinstance(value, torch.Tensor)
-    return plain and value.flatten().tolist() == list(range(value.numel()))
+    named = name.endswith("embeddings.position_ids") and isinstance(value, torch.Tensor)
+    return named and value.flatten().tolist() == list(range(value.numel()))
 
 
 def _rename(names: list[str], own: Iterable[str]) -> list[str]:
@@ -251,29 +251,6 @@ def _fill(given: dict[str, Any], build: Callable[[], nn.Module], report: LoadRep
     if empty := [name for name, value in values.items() if value.is_meta]:
         raise CheckpointError(f"{few(empty)} would stay on meta: build the model without meta")
     load_strictly(report.model, given)
-
-
-def load_optimizer(
-    path: str | Path, optimizer: torch.optim.Optimizer, key: str = "optimizer"
-) -> None:
-    """Give an optimizer its state in a file; build it after the model was loaded and moved.
-
-    Raises:
-        CheckpointError: If the state belongs to other weights; torch compares only their number.
-    """
-    saved, _ = _read(Path(path), key, ())
-    ours, theirs = optimizer.param_groups, saved["param_groups"]
-    for one, other in zip(ours, theirs, strict=False):
-        names = [group["param_names"] for group in (one, other) if "param_names" in group]
-        if len(names) == 2 and names[0] != names[1]:
-            raise CheckpointError(f"the state of other weights: {few(names[1])}")
-    weights = [weight for group in ours for weight in group["params"]]
-    numbers = [number for group in theirs for number in group["params"]]
-    for weight, number in zip(weights, numbers, strict=False):
-        for name, value in saved["state"].get(number, {}).items():
-            if isinstance(value, torch.Tensor) and value.dim() and value.shape != weight.shape:
-                raise CheckpointError(f"the state of other weights: {name} has another shape")
-    optimizer.load_state_dict(saved)
 
 
 def save(model: nn.Module | Mapping[str, torch.Tensor], path: str | Path) -> None:
