@@ -3,13 +3,13 @@
 import collections
 import copy
 import dataclasses
-import functools
 import types
 import warnings
+from pathlib import Path
 
+from helpers.core import machine
 from helpers.lessons import device_errors, placement
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -450,9 +450,7 @@ def test_case_84_first_call_names_the_device(capsys, monkeypatch):
     again = placement.call(model, inputs())
     assert capsys.readouterr().out == "BertModel computes on cpu\n"
     assert torch.equal(first.pooler_output, again.pooler_output)
-    monkeypatch.setattr(
-        placement, "resolve_device", lambda spec=None: torch.device(spec or "cuda:0")
-    )
+    monkeypatch.setattr(machine, "devices", lambda: ["cuda:0", "cpu"])
     placement.call(tiny_bert(), inputs())
     assert "cpu, while cuda:0 stands idle: model.to('cuda:0')" in capsys.readouterr().out
     assert placement.call(nn.Linear(2, 2), torch.ones(1, 2)).shape == (1, 2)
@@ -497,61 +495,20 @@ MODEL_STAYED, INPUTS_STAYED = (
     "The inputs moved and the model did not",
     "The model moved and the inputs did not",
 )
-SAME = "Expected all tensors to be on the same device, but "
 
 
-@pytest.mark.parametrize(
-    ("wording", "meaning"),
-    [
-        ("Input, output and indices must be on the current device", "Mostly the inputs moved and the model did not"),
-        (SAME + "got index is on cuda:0, different from other tensors on cpu (when checking argument in method "
-         "wrapper_CUDA__index_select)", MODEL_STAYED),
-        (SAME + "got index is on cpu, different from other tensors on cuda:0 (when checking argument in method "
-         "wrapper_CUDA__index_select)", INPUTS_STAYED),
-        (SAME + "got mat2 is on cpu, different from other tensors on cuda:0 (...)", MODEL_STAYED),
-        (SAME + "got mat1 is on cuda:1, different from other tensors on cuda:0 (...)", "to different devices"),
-        (SAME + "found at least two devices, cpu and cuda:0! (when checking argument for argument index in method "
-         "wrapper__index_select)", MODEL_STAYED),
-        (SAME + "found at least two devices, cuda:0 and cpu! (when checking argument for argument mat1 in method "
-         "wrapper_CUDA_addmm)", INPUTS_STAYED),
-        (SAME + "found at least two devices, cuda:0 and cpu!", "audit(model) and check_call(model, inputs)"),
-        ("Expected object of device type cuda but got device type cpu for argument #3 'index' in call to "
-         "_th_index_select", INPUTS_STAYED),
-        ("Expected object of device type cuda but got device type cpu for argument #1 'self' in call to "
-         "_th_index_select", MODEL_STAYED),
-        ("Expected object of backend CPU but got backend CUDA for argument #3 'index'", MODEL_STAYED),
-        ("Tensor for argument #2 'mat1' is on CPU, but expected it to be on GPU (while checking arguments for addmm)",
-         INPUTS_STAYED),
-        ("Tensor for 'out' is on CPU, Tensor for argument #1 'self' is on CPU, but expected them to be on GPU (while "
-         "checking arguments for addmm)", "is on CPU, the rest on GPU"),
-        ("Tensor for argument weight is on cpu but expected on mps", MODEL_STAYED),
-        ("indices should be either on cpu or on the same device as the indexed tensor (cpu)", MODEL_STAYED),
-        ("slow_conv2d_forward_mps: input(device='cpu') and weight(device=mps:0')  must be on the same device",
-         INPUTS_STAYED),
-        ("Placeholder storage has not been allocated on MPS device!", "two devices"),
-        ("module must have its parameters and buffers on device cuda:0 (device_ids[0]) but found one of them on "
-         "device: cpu", "two devices"),
-        ("Tensor on device cpu is not on the expected device meta!", "a tensor is on cpu, the rest on meta"),
-        ("Cannot copy out of meta tensor; no data!", "without data"),
-        ("Tensor.item() cannot be called on meta tensors", "without data"),
-        ("CUDA error: invalid device ordinal", "renumbered from 0"),
-        ("Torch not compiled with CUDA enabled", "build of torch cannot use"),
-        ("PyTorch is not linked with support for mps devices", "build of torch cannot use"),
-        ("Found no NVIDIA driver on your system.", "cuda_status"),
-        ("No CUDA GPUs are available", "cuda_status"),
-        ("Expected one of cpu, cuda, ipu, ... device type at start of device string: gpu", "resolve_device"),
-        ("Invalid device string: 'cuda: 0'", "resolve_device"),
-        ("Attempting to deserialize object on a CUDA device but torch.cuda.is_available() is False.", "map_location"),
-        ("can't convert cuda:0 device type tensor to numpy.", ".cpu()"),
-        ("'dict' object has no attribute 'to'", "move(inputs, device)"),
-        ("CUDA error: device-side assert triggered", "out of range"),
-        ("CUDA out of memory. Tried to allocate 20.00 MiB", "too small"),
-        ("The size of tensor a (3) must match the size of tensor b (4)", "Not a device error"),
-    ],
-)  # fmt: skip
+WORDINGS = (Path(__file__).parent / "device_errors.tsv").read_text(encoding="utf-8").splitlines()
+
+
+@pytest.mark.parametrize(("wording", "meaning"), [line.split("\t") for line in WORDINGS])
 def test_case_04_wordings(wording, meaning):
     assert meaning in device_errors.explain(RuntimeError(wording))
     assert meaning in device_errors.explain(f"some/file.py:12: RuntimeError: {wording}")
+
+
+def test_an_error_without_a_text_is_explained_by_its_class():
+    assert "too small" in device_errors.explain(MemoryError())
+    assert "Not a device error" in device_errors.explain(RuntimeError(""))
 
 
 @pytest.mark.parametrize(
@@ -610,73 +567,31 @@ def test_case_10_hints_are_names_that_work(spec, likely):
     assert placement.resolve_device(likely, counts={"cuda": 2, "mps": 1})
 
 
-def test_case_10_numpy_numbers_count_and_arrays_do_not():
-    assert placement.resolve_device(np.int64(1), counts=TWO) == torch.device("cuda:1")
-    assert placement.resolve_device(np.int64(-1), counts=TWO) == CPU
-    for junk in (np.array([0, 1]), np.bool_(True), np.float32(0)):
-        refused(junk)
-
-
-class Norm:
-    """Not a module, but called like one."""
-
-    __slots__ = ("mean",)
-
-    def __init__(self):
-        self.mean = torch.ones(1)
-
-    def __call__(self, x):
-        return x - self.mean
-
-
-def test_case_02_callables_slots_classes_and_read_only_mappings():
-    module = type("Tabled", (Scaled,), {"shared": torch.ones(2)})()
-    module.norm, module.bound = Norm(), Norm().__call__
-    module.partial = functools.partial(torch.add, torch.ones(1))
-    module.queue = collections.deque([torch.ones(1)])
-    module.proxy = types.MappingProxyType({"a": torch.ones(1)})
-    names = {
-        "table",
-        "shared",
-        "norm.mean",
-        "bound.__self__.mean",
-        "partial.args[0]",
-        "queue[0]",
-        "proxy['a']",
-    }
-    assert set(placement.left_behind(module.to("meta"), "meta")) == names
-
-
 def test_audit_of_unusual_tensors():
     lazy = placement.audit(nn.LazyLinear(3))
     assert lazy[["shape", "bytes", "note"]].values.tolist() == [[(), 0, "not initialised"]] * 2
     module = nn.Module()
     module.register_buffer("eye", torch.eye(100).to_sparse())
     assert placement.audit(module)["bytes"].tolist() == [100 * (2 * 8 + 4)]
-    with pytest.raises(TypeError, match=r"not a dict.*\.model"):
+    with pytest.raises(TypeError, match=r"\.model of a dict"):
         placement.audit({"a": torch.ones(1)})
 
 
 def test_case_06_objects_cycles_and_sharing():
     shared = torch.ones(1)
-    queue, others = collections.deque([shared], maxlen=3), collections.UserList([shared])
-    ring = [shared, types.SimpleNamespace(x=shared), queue, others]
+    ring = [shared, types.SimpleNamespace(x=shared), {"x": shared}]
     ring.append(ring)
     moved = placement.move(ring, "meta")
-    assert moved[4] is moved
+    assert moved[3] is moved
     assert moved[0].device == META
-    assert moved[0] is moved[1].x is moved[2][0] is moved[3][0]
-    assert (moved[2].maxlen, shared.device, ring[1].x is shared) == (3, CPU, True)
+    assert moved[0] is moved[1].x is moved[2]["x"]
+    assert (shared.device, ring[1].x is shared) == (CPU, True)
     cache = DynamicCache()
     cache.update(torch.ones(1, 1, 2, 2), torch.ones(1, 1, 2, 2), 0)
     assert placement.move(cache, "meta").layers[0].keys.device == META
     assert cache.layers[0].keys.device == CPU
     with pytest.raises(TypeError, match="a generator can be read only once"):
         placement.move((t for t in [shared]), "meta")
-    packed = placement.move(
-        pack_sequence([torch.ones(2, 1)]), "meta"
-    )  # its batch_sizes stay on the CPU
-    assert placement.check_call(nn.LSTM(1, 1).to("meta"), packed) == META
 
 
 def test_case_04_one_input_alone_moved():
@@ -687,41 +602,3 @@ def test_case_04_one_input_alone_moved():
     ):
         placement.check_call(tiny_bert(), mixed)
     assert placement.call(nn.Bilinear(1, 1, 1), (torch.ones(1), torch.ones(1))).shape == (1,)
-
-
-@pytest.mark.parametrize(
-    ("wording", "meaning"),
-    [
-        ("Input type (torch.cuda.FloatTensor) and weight type (torch.FloatTensor) should be the same", MODEL_STAYED),
-        ("Input type (torch.FloatTensor) and weight type (torch.cuda.FloatTensor) should be the same or input should "
-         "be a MKLDNN tensor", INPUTS_STAYED),
-        ("Input type (MPSFloatType) and weight type (torch.FloatTensor) should be the same", MODEL_STAYED),
-        ("Expected object of type torch.cuda.LongTensor but found type torch.LongTensor for argument #3 'index'",
-         INPUTS_STAYED),
-        (SAME[:-6] + ". addmm: expected 'mat1' to be a CPU tensor, but got tensor on cuda:0", MODEL_STAYED),
-        ("Unhandled FakeTensor Device Propagation for aten.mm.default, found two different devices cpu, meta",
-         "Two devices"),
-        ("Input and parameter tensors are not at the same device, found input tensor at cpu and parameter tensor at "
-         "cuda:0", INPUTS_STAYED),
-        ("arguments are located on different GPUs at THCTensorIndex.cu:397", "two devices"),
-        ("Input tensor is not an XLA tensor: CPUFloatType", "two devices"),
-        ("Expected a 'cuda' device type for generator but found 'cpu'", "generators have a device"),
-        ("Expected object of scalar type Long but got scalar type Float for argument #2 'mat2'", "dtype"),
-        ("Input type (torch.cuda.HalfTensor) and weight type (torch.cuda.FloatTensor) should be the same", "dtype"),
-        ("mat1 and mat2 must have the same dtype, but got Float and Half", "dtype"),
-        ("CUDA error: no kernel image is available for execution on the device", "build of torch cannot use"),
-        ("no CUDA-capable device is detected", "cuda_status"),
-        ("Cannot re-initialize CUDA in forked subprocess.", "Processes that load data"),
-        ("NCCL error in: ProcessGroupNCCL.cpp:1269, internal error", "several processes"),
-        ("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED", "out of range"),
-        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", "too small"),
-        ("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes.", "too small"),
-        ("index out of range in self", "beyond the model's table"),
-        ("Target 5 is out of bounds.", "beyond the model's table"),
-        ("the key ring ran out of memory slots", "Not a device error"),
-        ("", "Not a device error"),
-    ],
-)  # fmt: skip
-def test_case_04_more_wordings(wording, meaning):
-    assert meaning in device_errors.explain(RuntimeError(wording))
-    assert "too small" in device_errors.explain(MemoryError())

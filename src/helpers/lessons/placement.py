@@ -1,335 +1,241 @@
-"""Where a model's tensors are.
+"""Device placement: choose a device, move everything there, prove it (notebook 01).
 
-Choose a device, move everything there, prove it, read the errors (notebook 01).
-
-Computation happens where the tensors live, so every function here asks the tensors themselves,
-never a global variable or another model. Torch's stand-in device "meta" (shapes without data) is a
-device like any other.
+Computation happens where the tensors are, so every function here asks the tensors themselves,
+never a global variable or another model. The device "meta" (shapes without data) is one like any
+other.
 """
 
 import copy
-import functools
-import itertools
 import os
 import re
-import types
 import warnings
-import weakref
-from collections import ChainMap, UserDict, UserList, deque
-from collections.abc import Iterator, Set
-from numbers import Integral
+from collections import UserDict
+from collections.abc import Iterator
 from typing import Any
 
+from helpers.core import tensors
 from helpers.core.cuda import cuda_status
-from helpers.lessons.device_errors import _stayed
+from helpers.lessons.device_errors import which_side_stayed
+from helpers.models.inspection import announce_device
+from helpers.recipes.device_placement import move_to
 
 import pandas as pd
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
-from torch.nn.utils.rnn import PackedSequence
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-ACCEPTED = "'auto', 'cpu', 'cuda', 'cuda:0', 'cuda:1', ..., 'mps', 'meta', a torch.device, 0, 1, ... (a card) or -1 (cpu)"
-_announced = weakref.WeakSet()
+ACCEPTED = (
+    "'auto', 'cpu', 'cuda', 'cuda:0', 'cuda:1', ..., 'mps', 'meta', a torch.device, 0, 1, ... "
+    "(a GPU) or -1 (cpu)"
+)
 
 
 def resolve_device(spec: Any = None, *, counts: dict[str, int] | None = None) -> torch.device:
-    """The torch.device that `spec` asks for.
+    """Return the device that is asked for; it is used or refused, never replaced by the CPU.
 
-    An explicit request is met or refused, never replaced by the CPU.
+    Args:
+        spec: None or "auto" takes the best device there is (cuda, then mps, then cpu). A whole
+            number n means GPU n, and -1 the CPU, as in transformers' pipelines.
+        counts: Pretends that there are so many devices, such as {"cuda": 2, "mps": 0}.
 
-    None and "auto" take the best device there is (cuda, then mps, then cpu). A whole number n means
-    card n ("cuda:n") and -1 the CPU, as in transformers' pipelines. `counts`, for example {"cuda":
-    2, "mps": 0}, pretends that there are so many devices of each type. Raises ValueError for what
-    is no device name (the text lists the accepted ones) and RuntimeError for a device that this
-    process does not have (the text says how many it has).
+    Raises:
+        ValueError: If it is not the name of a device; the text lists those that are.
+        RuntimeError: If this process does not have the device; the text says how many it has.
     """
     if counts is None:
-        cuda = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        counts = {"cuda": cuda, "mps": int(torch.backends.mps.is_available())}
+        gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        counts = {"cuda": gpus, "mps": int(torch.backends.mps.is_available())}
     if spec is None or (isinstance(spec, str) and spec == "auto"):
-        return torch.device(
-            next((f"{kind}:0" for kind in ("cuda", "mps") if counts.get(kind)), "cpu")
+        best = [kind for kind in ("cuda", "mps") if counts.get(kind)]
+        return torch.device(f"{best[0]}:0" if best else "cpu")
+    if isinstance(spec, int) and not isinstance(spec, bool):
+        spec = "cpu" if spec == -1 else f"cuda:{spec}"
+    elif isinstance(spec, torch.device):
+        spec = str(spec)
+    known = isinstance(spec, str) and re.fullmatch(
+        r"(cpu|meta)(?::0)?|(cuda|mps)(?::(0|[1-9]\d*))?", spec, re.A
+    )
+    if not known:
+        raise ValueError(
+            f"{spec!r} is not the name of a device{_likely(spec)}. Accepted: {ACCEPTED}."
         )
-    number = isinstance(spec, Integral) and not isinstance(spec, bool)  # NumPy's whole numbers, too
-    text = "cpu" if number and spec == -1 else f"cuda:{spec}" if number else str(spec)
-    known = re.fullmatch(r"(cpu|meta)(?::0)?|(cuda|mps)(?::(0|[1-9]\d*))?", text, re.ASCII)
-    if not known or not (number or isinstance(spec, str | torch.device)):
-        plain = re.sub(r"\s", "", text).lower().replace("gpu", "cuda")
-        likely = re.fullmatch(r"(cpu|meta|auto|cuda|mps|):?(?:0*(\d+))?", plain, re.ASCII)
-        kind, index = likely.groups() if likely else ("", None)
-        named = f"{kind or 'cuda'}:{index}" if index and kind in ("", "cuda", "mps") else kind
-        hint = f" (did you mean {named!r}?)" if named else ""
-        raise ValueError(f"{spec!r} is not the name of a device{hint}. Accepted: {ACCEPTED}.")
     if known[1]:
         return torch.device(known[1])
-    kind, index, there = known[2], int(known[3] or 0), counts.get(known[2], 0)
-    if index < there:
+    kind, index = known[2], int(known[3] or 0)
+    if index < counts.get(kind, 0):
         return torch.device(kind, index)
-    if kind == "mps":
-        raise RuntimeError(
-            f"{spec!r} was asked for, but {there} MPS devices are visible: MPS is the one GPU of a Mac."
+    raise RuntimeError(_absent(spec, kind, counts.get(kind, 0)))
+
+
+def _likely(spec: Any) -> str:
+    """Return a hint for names such as "gpu", "CUDA:0" and "cuda: 0"."""
+    plain = re.sub(r"\s", "", str(spec)).lower().replace("gpu", "cuda")
+    found = re.fullmatch(r"(cpu|meta|auto|cuda|mps|):?(\d*)", plain, re.ASCII)
+    if not found or not plain:
+        return ""
+    kind = found[1] or "cuda"
+    name = f"{kind}:{int(found[2])}" if found[2] and kind in ("cuda", "mps") else kind
+    return f" (did you mean {name!r}?)"
+
+
+def _absent(spec: str, kind: str, there: int) -> str:
+    if kind != "cuda":
+        return (
+            f"{spec!r} was asked for, but {there} MPS devices are visible: it is a Mac's one GPU."
         )
     mask = os.environ.get("CUDA_VISIBLE_DEVICES")
     why = f"use 'cuda:0' to 'cuda:{there - 1}'" if there else cuda_status().reason.rstrip(".")
-    raise RuntimeError(
-        f"{spec!r} was asked for, but this process sees {there} CUDA device{'s' * (there != 1)}: {why}. "
-        f"CUDA_VISIBLE_DEVICES is {'not set' if mask is None else repr(mask)}; the cards it makes visible are "
-        "renumbered from 0, whatever nvidia-smi calls them, and it counts only when set before torch starts CUDA."
+    plural = "" if there == 1 else "s"
+    return (
+        f"{spec!r} was asked for, but this process sees {there} CUDA device{plural}: {why}. "
+        f"CUDA_VISIBLE_DEVICES is {'not set' if mask is None else repr(mask)}; the GPUs it makes "
+        "visible are renumbered from 0, whatever nvidia-smi calls them, and it counts only when "
+        "set before torch starts CUDA."
     )
-
-
-def _attributes(value: Any) -> dict[str, Any]:
-    slots = [
-        name
-        for cls in type(value).__mro__
-        for name in getattr(cls, "__slots__", ())
-        if hasattr(value, name)
-    ]
-    return {name: getattr(value, name) for name in slots if name != "__dict__"} | getattr(
-        value, "__dict__", {}
-    )
-
-
-def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """What `value` holds, each with its place: "[0]", "['key']" or ".attribute"."""
-    if isinstance(value, PackedSequence):
-        yield ".data", value.data  # its batch_sizes are on the CPU for good
-    elif isinstance(
-        value, dict | UserDict | types.MappingProxyType
-    ):  # other mappings may be lazy: a disk's
-        yield from ((f"[{key!r}]", held) for key, held in value.items())
-    elif isinstance(value, list | tuple | Set | deque | UserList):
-        yield from ((f"[{index}]", held) for index, held in enumerate(value))
-    elif isinstance(value, functools.partial):
-        yield from ((".func", value.func), (".args", value.args), (".keywords", value.keywords))
-    elif isinstance(value, types.MethodType):
-        yield ".__self__", value.__self__
-    elif not isinstance(value, type | types.ModuleType | types.FunctionType):
-        yield from ((f".{key}", held) for key, held in _attributes(value).items())
-
-
-def _walk(
-    name: str, value: Any, seen: set[int], depth: int = 0
-) -> Iterator[tuple[str, str, torch.Tensor]]:
-    """Yields (name, kind, tensor) of every tensor that Python can reach from `value`.
-
-    Registered ones come first.
-    """
-    if (
-        id(value) in seen or depth > 20
-    ):  # the depth stops a walk through objects that hold half the program
-        return
-    seen.add(id(value))
-    if isinstance(value, torch.Tensor):
-        yield name, "plain attribute", value
-    elif isinstance(value, nn.Module):
-        modules = list(value.named_modules(prefix=name))
-        seen |= {id(module) for _, module in modules}
-        for prefix, module in modules:
-            for key, tensor in {**module._parameters, **module._buffers}.items():
-                if tensor is not None and (depth == 0 or id(tensor) not in seen):
-                    seen.add(id(tensor))
-                    kind = "parameter" if key in module._parameters else "buffer"
-                    kind = (
-                        "non-persistent buffer"
-                        if key in module._non_persistent_buffers_set
-                        else kind
-                    )
-                    yield (
-                        f"{prefix}.{key}".lstrip("."),
-                        "plain attribute" if depth else kind,
-                        tensor,
-                    )
-        for prefix, module in modules:
-            tables = [
-                vars(cls)
-                for cls in type(module).__mro__
-                if issubclass(cls, nn.Module) and cls is not nn.Module
-            ]
-            for key, held in ChainMap(vars(module), *tables).items():
-                own = key in vars(module) or isinstance(held, torch.Tensor | list | tuple | dict)
-                if own and key not in ("_parameters", "_buffers", "_modules"):
-                    yield from _walk(f"{prefix}.{key}".lstrip("."), held, seen, depth + 1)
-    else:
-        for place, held in _parts(value):
-            place = place if name else re.sub(r"^\['(.+)'\]$|^\.", r"\1", place)
-            yield from _walk(name + place, held, seen, depth + 1)
-
-
-def _bytes(tensor: torch.Tensor) -> int:
-    """Bytes of a tensor's numbers.
-
-    Of a quantized, nested or sparse one, those of the tensors it is made of.
-    """
-    if is_traceable_wrapper_subclass(tensor):
-        return sum(_bytes(getattr(tensor, name)) for name in tensor.__tensor_flatten__()[0])
-    if tensor.is_sparse:
-        return _bytes(tensor._indices()) + _bytes(tensor._values())
-    return 0 if is_lazy(tensor) else tensor.numel() * tensor.element_size()
 
 
 def audit(model: nn.Module) -> pd.DataFrame:
-    """Every tensor of `model`, one row each: name, kind, device, dtype, shape, bytes, note.
+    """List every tensor of a model: name, kind, device, dtype, shape, bytes, note.
 
-    kind: "parameter", "buffer", "non-persistent buffer" (not in the state dict) or "plain
-    attribute": a tensor kept outside PyTorch's registers, also inside lists, dicts, objects and
-    unregistered modules, which `.to()` leaves where it is. Tied tensors count once: the later ones
-    have 0 bytes. What closures and C++ objects (the packed weights of torch.ao's quantized layers)
-    hide cannot be seen. Raises TypeError for what is no module.
+    The kinds are those of `core.tensors.walk`. Tied tensors count once: the later ones have 0
+    bytes.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(
-            f"a torch module is wanted, not a {type(model).__name__}: of a pipeline or trainer its .model"
-        )
+    if not isinstance(model, nn.Module):  # a pipeline's tensors would all look like strays
+        raise TypeError(f"audit takes a module, such as .model of a {type(model).__name__}")
     rows, first = [], {}
-    for name, kind, tensor in _walk("", model, set()):
-        try:
-            address = tensor.data_ptr()
-        except (RuntimeError, ValueError):  # a tensor without memory of its own
-            address = 0
-        owner = first.setdefault((tensor.device, address) if address else id(tensor), name)
-        note = ["stays behind"] if kind == "plain attribute" else []
-        note += [f"shares memory with {owner}"] * (owner != name) + ["no data"] * tensor.is_meta
-        note += ["not initialised"] * is_lazy(tensor)
+    for name, kind, tensor in tensors.walk(model):
+        owner = first.setdefault(_memory(tensor), name)
+        notes = {
+            "stays behind": kind == "plain attribute",
+            f"shares memory with {owner}": owner != name,
+            "no data": tensor.is_meta,
+            "not initialised": is_lazy(tensor),
+        }
+        note = ", ".join(text for text, holds in notes.items() if holds)
         shape = () if is_lazy(tensor) or tensor.is_nested else tuple(tensor.shape)
         dtype = str(tensor.dtype).removeprefix("torch.")
-        size = _bytes(tensor) if owner == name else 0
-        rows.append((name, kind, str(tensor.device), dtype, shape, size, ", ".join(note)))
+        size = tensors.nbytes(tensor) if owner == name else 0
+        rows.append((name, kind, str(tensor.device), dtype, shape, size, note))
     return pd.DataFrame(rows, columns=["name", "kind", "device", "dtype", "shape", "bytes", "note"])
 
 
+def _memory(tensor: torch.Tensor) -> Any:
+    """Return what two tensors of the same memory have in common."""
+    try:
+        address = tensor.data_ptr()
+    except (RuntimeError, ValueError):  # a tensor without memory of its own
+        address = 0
+    return (tensor.device, address) if address else id(tensor)
+
+
 def left_behind(model: nn.Module, device: Any) -> list[str]:
-    """Names of all tensors of `model`, plain attributes included, that are not on `device`."""
+    """List the tensors of a model that are elsewhere, by name, plain attributes included."""
     table = audit(model)
     return table["name"][table["device"] != str(resolve_device(device))].tolist()
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """The one device that all parameters and buffers of `model` are on.
+    """Return the one device that all parameters and buffers of a model are on.
 
-    RuntimeError if there are several or none.
+    Raises:
+        RuntimeError: If there are several, or none.
     """
     table = audit(model)[lambda rows: rows["kind"] != "plain attribute"].groupby("device")["name"]
     if len(table) == 1:
         return torch.device(next(iter(table.groups)))
-    first = [f"{name!r} is on {at}" for at, name in table.first().items()]
-    way = (
-        "; ".join([*first, "move() brings them together"])
-        if first
-        else "it computes wherever its inputs are"
-    )
-    counts = table.size().to_dict() or "none"
-    raise RuntimeError(
-        f"a model's tensors should be on one device; of this one there are {counts}: {way}"
-    )
+    places = [f"{name!r} is on {at}" for at, name in table.first().items()]
+    if not places:
+        raise RuntimeError(
+            "the model has no tensors (devices: none): it computes where its inputs are"
+        )
+    counts = table.size().to_dict()
+    way = "; ".join([*places, "move() brings them together"])
+    raise RuntimeError(f"the model's tensors are on several devices ({counts}): {way}")
 
 
 def move(obj: Any, device: Any) -> Any:
-    """`obj` with every tensor in it on `device`.
+    """Return a value with every tensor in it on a device; use what is returned.
 
-    Use what is returned, `model = move(model, device)`.
+    Modules move in place, as in PyTorch. Tensors, containers and objects that hold tensors come
+    back as new ones, and the old ones stay as they were. What was shared stays shared. A warning
+    names plain tensor attributes that a module leaves behind.
 
-    Modules move in place, as in PyTorch; tensors, containers (dict, list, tuple, namedtuple, set,
-    dataclass, BatchEncoding, ModelOutput, nested at will) and objects that hold tensors come back
-    as new ones and the old stay as they were; anything else is returned as it is. What was shared
-    stays shared. Warns about plain tensor attributes that a module leaves behind. Raises
-    RuntimeError, before anything moved, for tensors without data, and TypeError for an optimizer,
-    which has to be built after the move, and for a generator, which can be read only once.
+    Raises:
+        RuntimeError: For tensors without data, before anything moved.
+        TypeError: For an optimizer, which has to be built after the move.
     """
     target = resolve_device(device)
-    if target.type != "meta" and (
-        empty := [n or "this tensor" for n, _, t in _walk("", obj, set()) if t.is_meta]
-    ):
+    empty = [name or "this tensor" for name, _, tensor in tensors.walk(obj) if tensor.is_meta]
+    if empty and target.type != "meta":
+        more = ", ..." if len(empty) > 8 else ""
         raise RuntimeError(
-            f"without data, being on the meta device: {', '.join(empty[:8])}{', ...' * (len(empty) > 8)}. Load these "
-            "or compute them again (a buffer outside the state dict is never loaded), then move. to_empty() is no way "
-            "out: it gives them memory, not values."
+            f"without data, being on the meta device: {', '.join(empty[:8])}{more}. Load these or "
+            "compute them again (a buffer outside the state dict is never loaded), then move. "
+            "to_empty() does not help: it gives them memory, not values."
         )
     return _moved(obj, target, {})
 
 
 def _moved(obj: Any, target: torch.device, done: dict[int, Any]) -> Any:
-    """`done` has what was met before, by id, as it is after the move.
-
-    Sharing is kept, and cycles end.
-    """
+    """Move a value; `done` has what was met before, by id, so that sharing and cycles stay."""
     if id(obj) in done:
         return done[id(obj)]
     if isinstance(obj, torch.optim.Optimizer):
-        raise TypeError(
-            "an optimizer cannot be moved: move the model, then build the optimizer, then load its state"
-        )
+        message = "move the model, then build the optimizer, then load its state"
+        raise TypeError(f"an optimizer cannot be moved: {message}")
     if isinstance(obj, Iterator):
-        raise TypeError(
-            f"a {type(obj).__name__} can be read only once: move(list(...), device) moves what it gives"
-        )
-    new = obj
+        raise TypeError(f"a {type(obj).__name__} can be read only once: move(list(...), device)")
     if isinstance(obj, nn.Module):
-        obj.to(target)
+        new = move_to(obj, target)
         if behind := left_behind(obj, target):
-            text = f"stayed behind, being neither parameter nor buffer: {', '.join(behind)}; use register_buffer()"
-            warnings.warn(text, stacklevel=3)
-    elif isinstance(obj, torch.Tensor | PackedSequence):
-        new = obj.to(target)
-    elif isinstance(obj, tuple | frozenset):
+            text = f"stayed behind, being neither parameter nor buffer: {', '.join(behind)}"
+            warnings.warn(f"{text}; use register_buffer()", stacklevel=3)
+    elif isinstance(obj, torch.Tensor):
+        new = move_to(obj, target)
+    elif isinstance(obj, tuple | frozenset | set):
         parts = [_moved(part, target, done) for part in obj]
         new = obj._make(parts) if hasattr(obj, "_make") else type(obj)(parts)
-    elif isinstance(obj, list | set | deque | UserList):
+    elif isinstance(obj, list | dict | UserDict):  # a ModelOutput's attributes follow its items
         done[id(obj)] = new = copy.copy(obj)
-        new.clear()
-        for part in obj:
-            (new.add if isinstance(obj, set) else new.append)(_moved(part, target, done))
-    elif isinstance(obj, dict | UserDict):  # a ModelOutput, too, whose attributes follow its items
+        for key in range(len(obj)) if isinstance(obj, list) else obj:
+            new[key] = _moved(obj[key], target, done)
+    elif next(tensors.walk(obj), None):  # dataclasses, caches and other objects with tensors
         done[id(obj)] = new = copy.copy(obj)
-        for key, part in obj.items():
-            new[key] = _moved(part, target, done)
-    elif next(
-        _walk("", obj, set()), None
-    ):  # dataclasses, caches and other objects that hold tensors
-        done[id(obj)] = new = copy.copy(obj)
-        for key, part in _attributes(obj).items():
+        for key, part in getattr(obj, "__dict__", {}).items():
             object.__setattr__(new, key, _moved(part, target, done))
+    else:
+        new = obj
     done[id(obj)] = new
     return new
 
 
 def check_call(model: nn.Module, inputs: Any) -> torch.device:
-    """The device of `model`, the one about to be called.
+    """Return the device of the model that is about to be called, if the inputs are there.
 
-    RuntimeError if `inputs` are not on it, too.
-
-    `inputs` is a tensor, or a dict, BatchEncoding, list ... of them. The error names the inputs and
-    the parameter that disagree and says which side did not move.
+    Raises:
+        RuntimeError: If they are not; it names the inputs and the parameter that disagree, and
+            says which side did not move.
     """
     device = device_of(model)
-    places = [(name or "inputs", tensor.device) for name, _, tensor in _walk("", inputs, set())]
-    if wrong := [place for place in places if place[1] != device]:
+    places = [(name or "inputs", tensor.device) for name, _, tensor in tensors.walk(inputs)]
+    wrong = [place for place in places if place[1] != device]
+    if wrong:
         strays = ", ".join(f"input {name!r} is on {at}" for name, at in wrong)
-        name, _ = next(itertools.chain(model.named_parameters(), model.named_buffers()))
-        side = _stayed("input", str(wrong[0][1]), str(device))
-        side = (
-            side
-            if len(wrong) == len(places)
-            else f"The other inputs are there: inputs = move(inputs, '{device}')."
-        )
+        name = next(iter(model.state_dict()))
+        side = f"The other inputs are there: inputs = move(inputs, '{device}')."
+        if len(wrong) == len(places):
+            side = which_side_stayed("input", str(wrong[0][1]), str(device))
         raise RuntimeError(f"{strays}; the model's {name!r} is on {device}. {side}")
     return device
 
 
 def call(model: nn.Module, inputs: Any) -> Any:
-    """`model(**inputs)`, `model(*inputs)` for a list or tuple, else `model(inputs)`, moved to this very model's device.
+    """Run a model on inputs moved to its device: a mapping, a list or tuple, or one value.
 
-    The first call of each model prints the device that computes, and a better one that stands idle.
+    The first call of each model prints the device, and a better one that stands idle.
     """
-    device, best = device_of(model), resolve_device()
-    if model not in _announced:
-        _announced.add(model)
-        idle = f", while {best} stands idle: model.to('{best}') would use it"
-        print(
-            f"{type(model).__name__} computes on {device}{idle if device.type == 'cpu' != best.type else ''}"
-        )
+    device = device_of(model)
+    announce_device(model, device)
     inputs = move(inputs, device)
     if isinstance(inputs, dict | UserDict):
         return model(**inputs)
@@ -337,21 +243,26 @@ def call(model: nn.Module, inputs: Any) -> Any:
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
-    """Raises RuntimeError if `optimizer` updates tensors that are no longer `model`'s, or keeps its state elsewhere."""
+    """Check that an optimizer, built before a move, still belongs to a model.
+
+    Raises:
+        RuntimeError: If it updates tensors that the model no longer uses, or keeps its state on
+            another device than the parameter.
+    """
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     if held - set(names) and set(names) - held:
         raise RuntimeError(
-            "the optimizer updates tensors that the model no longer uses, so training would change nothing: load the "
-            "model, move it, and only then build the optimizer"
+            "the optimizer updates tensors that the model no longer uses, so training would "
+            "change nothing: load the model, move it, and only then build the optimizer"
         )
     for parameter, state in optimizer.state.items():
-        for (
-            key,
-            value,
-        ) in state.items():  # Adam's step counter has no dimension and may stay on the CPU
+        for key, value in state.items():
+            # Adam's step counter has no dimension and may stay on the CPU.
             if isinstance(value, torch.Tensor) and value.dim() and value.device != parameter.device:
+                name = names.get(id(parameter), "a parameter")
                 raise RuntimeError(
-                    f"{key!r} of {names.get(id(parameter), 'a parameter')} is on {value.device}, the parameter on "
-                    f"{parameter.device}: build the optimizer after the move, then load_state_dict() moves its state"
+                    f"{key!r} of {name} is on {value.device}, the parameter on "
+                    f"{parameter.device}: build the optimizer after the move, then "
+                    "load_state_dict() moves its state"
                 )

@@ -45,19 +45,22 @@ def move_to(value: Any, device: torch.device) -> Any:
     return value
 
 
-def tensors_of(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield every tensor of a module by name, also those kept as plain attributes."""
+def tensors_of(module: nn.Module) -> Iterator[tuple[str, str, torch.Tensor]]:
+    """Yield name, kind and tensor of all that PyTorch registered, and of plain attributes."""
+    saved = module.state_dict().keys()
+    for name, parameter in module.named_parameters():
+        yield name, "parameter", parameter
+    for name, buffer in module.named_buffers():
+        yield name, "buffer" if name in saved else "non-persistent buffer", buffer
     for prefix, part in module.named_modules():
-        for key, held in vars(part).items():
-            group = held if key in ("_parameters", "_buffers") else {key: held}
-            for name, tensor in group.items():
-                if isinstance(tensor, torch.Tensor):
-                    yield f"{prefix}.{name}".lstrip("."), tensor
+        for name, value in vars(part).items():
+            if isinstance(value, torch.Tensor):
+                yield f"{prefix}.{name}".lstrip("."), "plain attribute", value
 
 
 def left_behind(module: nn.Module, device: torch.device) -> list[str]:
     """Return the names of the tensors that are not on a device, such as plain attributes."""
-    return [name for name, tensor in tensors_of(module) if tensor.device != device]
+    return [name for name, _, tensor in tensors_of(module) if tensor.device != device]
 
 
 def run_where_the_model_is(model: nn.Module, inputs: Mapping[str, Any]) -> Any:
@@ -78,7 +81,7 @@ def main(argv: list[str] | None = None) -> None:
     model = move_to(AutoModel.from_pretrained(given.folder), device).eval()
     tokenizer = AutoTokenizer.from_pretrained(given.folder)
     print(f"{type(model).__name__} computes on {next(model.parameters()).device}")
-    print("tensors:", dict(Counter(str(tensor.device) for _, tensor in tensors_of(model))))
+    print("tensors:", dict(Counter(str(tensor.device) for _, _, tensor in tensors_of(model))))
     print("left behind:", ", ".join(left_behind(model, device)) or "nothing")
     inputs = tokenizer(given.texts, padding=True, truncation=True, return_tensors="pt")
     hidden = run_where_the_model_is(model, inputs).last_hidden_state
