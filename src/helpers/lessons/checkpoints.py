@@ -86,9 +86,9 @@ def load(
         CheckpointError: If the file is broken, refused or does not fit.
         ValueError: If weights that are tied in the model differ in the file.
     """
-    state, checked = _read(Path(path), key, allow_globals)
-    with _parameters_on_meta():
+    with _parameters_on_meta():  # each weight is drawn and dropped: before the file is mapped
         model = build()
+    state, checked = _read(Path(path), key, allow_globals)
     report = LoadReport(model, checked)
     given = _match(state, ignore_unexpected, report)
     problems = _compare(given, allow_missing, report)
