@@ -36,19 +36,15 @@ def equal_apart(x, bits):
         (rule(rounded=int), "rounded to the nearest"),
         (rule(lowest=-128), "the lowest value is level 0"),
         (rule(hold_zero=False), "widen the range until it holds zero"),
-        (
-            rule(hold_zero=False, clip=True),
-            "for only positive values and 8 bits a value comes back wrong",
-        ),
+        (rule(hold_zero=False, clip=True), "only positive values and 8 bits a value comes back"),
         (rule(steps=lambda bits: 2 ** (bits - 1) - 1), "comes back wrong"),
         (rule(one=0.0), "for zeros and 8 bits it raised"),
         (lambda x, bits: (float("nan"), 0), "the scale is nan"),
         (lambda x, bits: 0.5, "two things, scale and zero point, not 0.5"),
     ],
 )
-def test_1_scale_and_zero_point(answer, verdict, capsys):
-    exercises.check_05_1(answer)
-    assert verdict in capsys.readouterr().out
+def test_1_scale_and_zero_point(answer, verdict, said):
+    assert verdict in said(exercises.check_05_1, answer)
 
 
 def cut(sums, low=-32768):
@@ -59,8 +55,12 @@ def products(activations, weights):
     return activations.astype(numpy.int32) * weights.astype(numpy.int32)
 
 
-def old_cpu(activations, weights):
-    return cut(products(activations, weights).reshape(-1, 2).sum(axis=1)).sum()
+def pairs(activations, weights):
+    return products(activations, weights).reshape(-1, 2).sum(axis=1)
+
+
+def halves(activations, weights):
+    return products(activations, weights).reshape(2, -1).sum(axis=0)
 
 
 def in_a_loop(activations, weights):
@@ -73,7 +73,7 @@ def in_a_loop(activations, weights):
 
 def running(activations, weights):
     total = 0
-    for pair in products(activations, weights).reshape(-1, 2).sum(axis=1):
+    for pair in pairs(activations, weights):
         total = int(cut(total + pair))
     return total
 
@@ -81,67 +81,50 @@ def running(activations, weights):
 @pytest.mark.parametrize(
     ("answer", "verdict"),
     [
-        (old_cpu, "correct"),
+        (lambda a, w: cut(pairs(a, w)).sum(), "correct"),
         (in_a_loop, "correct"),
         (lambda a, w: products(a, w).sum(), "that is the exact sum"),
         (lambda a, w: cut(products(a, w)).sum(), "cut off the sums of two"),
         (lambda a, w: cut(products(a, w).sum()), "the total is cut off, and"),
         (running, "again and again"),
-        (
-            lambda a, w: cut(products(a, w).reshape(2, -1).sum(axis=0)).sum(),
-            "the pairs are neighbours",
-        ),
+        (lambda a, w: cut(halves(a, w)).sum(), "the pairs are neighbours"),
         (lambda a, w: cut(a[::2] * w[::2] + a[1::2] * w[1::2]).sum(), "the sums wrap around"),
-        (
-            lambda a, w: cut(products(a, w).reshape(-1, 2).sum(axis=1), -32767).sum(),
-            "no mistake that is known",
-        ),
-        (
-            lambda a, w: cut(products(a, w).reshape(-1, 2).sum(axis=1)),
-            "one number, not an array of shape (32,)",
-        ),
+        (lambda a, w: cut(pairs(a, w), -32767).sum(), "no mistake that is known"),
+        (lambda a, w: cut(pairs(a, w)), "one number, not an array of shape (32,)"),
     ],
 )
-def test_case_59_exercise_2_sums_without_vnni(answer, verdict, capsys):
-    exercises.check_05_2(answer)
-    assert verdict in capsys.readouterr().out
+def test_case_59_exercise_2_sums_without_vnni(answer, verdict, said):
+    assert verdict in said(exercises.check_05_2, answer)
 
 
 def smallest(loss):
     """The smallest file among those whose loss, a function of a row, is at most max_points."""
-    return lambda table, points: min(
-        (r for r in table if loss(r) <= points), key=lambda r: r["megabytes"]
-    )["name"]
+
+    def choose(table, points):
+        return min((r for r in table if loss(r) <= points), key=lambda r: r["megabytes"])["name"]
+
+    return choose
+
+
+def first(table, points):
+    return next(row["name"] for row in table if -row["low"] <= points)
 
 
 @pytest.mark.parametrize(
     ("answer", "verdict"),
     [
         (smallest(lambda row: -row["low"]), "correct"),
-        (
-            smallest(lambda row: -(row["low"] + row["high"]) / 2),
-            "in the middle of its interval only",
-        ),
+        (smallest(lambda row: -(row["low"] + row["high"]) / 2), "in the middle of its interval"),
+        (smallest(lambda row: abs(row["low"] + row["high"]) / 2), "in the middle of its interval"),
         (smallest(lambda row: -row["high"]), "is not safe"),
         (smallest(lambda row: row["low"]), "is not safe"),
-        (
-            smallest(lambda row: abs(row["low"] + row["high"]) / 2),
-            "in the middle of its interval only",
-        ),
         (smallest(lambda row: max(abs(row["low"]), abs(row["high"]))), "better is safe and has"),
+        (smallest(lambda row: 1e-9 - row["low"]), "with 0.5 points"),
         (lambda table, points: max(table, key=lambda row: row["low"])["name"], "is safe and has"),
-        (
-            lambda table, points: next(row["name"] for row in table if -row["low"] <= points),
-            "float32 (91.2 MB) is safe",
-        ),
-        (
-            lambda table, points: smallest(lambda row: -row["low"] + 1e-9)(table, points),
-            "with 0.5 points",
-        ),
+        (first, "float32 (91.2 MB) is safe"),
         (lambda table, points: table[0], "a name of the table"),
         (lambda table, points: None, "a name of the table, not None"),
     ],
 )
-def test_3_the_bad_end_of_the_interval_counts(answer, verdict, capsys):
-    exercises.check_05_3(answer)
-    assert verdict in capsys.readouterr().out
+def test_3_the_bad_end_of_the_interval_counts(answer, verdict, said):
+    assert verdict in said(exercises.check_05_3, answer)
