@@ -2,7 +2,6 @@
 
 import argparse
 import datetime
-import pathlib
 import pickle
 import random
 import re
@@ -217,25 +216,6 @@ def test_case_31_position_ids(model, tmp_path, prefix):
     refused(path, "not in the model: ")
 
 
-class Old(nn.Module):
-    """BERT as it was: it saves its position ids."""
-
-    def __init__(self):
-        super().__init__()
-        self._bert = BertModel(CONFIG)
-        self._bert.embeddings.register_buffer("position_ids", torch.arange(64)[None])
-
-
-def test_case_31_missing_position_ids_are_computed(tmp_path):
-    state = Old().state_dict()
-    name = "_bert.embeddings.position_ids"
-    del state[name]
-    path = saved(state, tmp_path / "m.pth")
-    refused(path, f"not in the file: {name}", build=Old)
-    report = checkpoints.load(path, Old, allow_missing=["position_ids"])
-    assert torch.equal(report.model.get_buffer(name), torch.arange(64)[None])
-
-
 def test_gamma_and_beta_of_old_files(model, tmp_path):
     state = {
         re.sub("(?<=LayerNorm.)weight", "gamma", re.sub("(?<=LayerNorm.)bias", "beta", name)): value
@@ -274,18 +254,13 @@ def test_numbers_that_do_not_fit_or_are_none(model, tmp_path):
     name, path = "pooler.dense.bias", tmp_path / "m.pth"
     saved(model.state_dict() | {name: torch.full((32,), 1e6)}, path)
     refused(path, f"{name} has numbers", "float16", build=lambda: BertModel(CONFIG).half())
-    assert checkpoints.load(path, lambda: BertModel(CONFIG)).model.pooler.dense.bias.mean() == 1e6
     saved(model.state_dict() | {name: torch.full((32,), torch.nan)}, path)
     report = checkpoints.load(path, lambda: BertModel(CONFIG))
     assert f"{name} holds numbers that are not finite" in str(report)
-
-    def counting():
-        small = nn.BatchNorm1d(3)
-        small.num_batches_tracked = torch.tensor(0, dtype=torch.int32)
-        return small
-
     counts = nn.BatchNorm1d(3).state_dict() | {"num_batches_tracked": torch.tensor(2**40)}
-    refused(saved(counts, path), "num_batches_tracked has numbers in the file", build=counting)
+    small = nn.BatchNorm1d(3)
+    small.num_batches_tracked = small.num_batches_tracked.int()
+    refused(saved(counts, path), "num_batches_tracked has numbers", build=lambda: small)
 
 
 @pytest.mark.parametrize("form", ["zip", "legacy", "safetensors"])
@@ -310,8 +285,10 @@ def test_tied_weights_stay_tied(tmp_path, names):
     state = tied.state_dict()
     if names == "one":
         del state[DECODER]
-    for load in (lambda: check(path, tied, masked).model,
-                 lambda: recipe.load_checkpoint(path, masked)):  # fmt: skip
+    for load in (
+        lambda: check(path, tied, masked).model,
+        lambda: recipe.load_checkpoint(path, masked),
+    ):
         saved(state, path)
         got = load()
         assert got.get_parameter(DECODER) is got.get_parameter(WORDS)
@@ -591,18 +568,6 @@ def rewritten(path, change=lambda name, data: data, compression=zipfile.ZIP_STOR
     return target
 
 
-@pytest.mark.parametrize(
-    "theirs", ["pathlib\nWindowsPath", "pathlib\nPosixPath", "pathlib._local\nPosixPath"]
-)
-def test_case_37_paths_of_another_system(model, tmp_path, theirs):
-    ours = f"c{type(tmp_path).__module__}\n{type(tmp_path).__name__}\n".encode()
-    path = saved({"model": model.state_dict(), "where": tmp_path}, tmp_path / "m.pth")
-    path = rewritten(path, lambda name, data: data.replace(ours, f"c{theirs}\n".encode()))
-    name = theirs.replace("\n", ".")
-    assert checkpoint_files.inspect(path).refused == [name]
-    check(path, model, allow_globals=[(pathlib.PurePosixPath, name)])
-
-
 # Broken files
 
 
@@ -668,12 +633,6 @@ def test_case_40_an_archive_that_was_packed_again(model, tmp_path, compression):
     check(rewritten(saved(model.state_dict(), tmp_path / "m.pth"), compression=compression), model)
 
 
-def test_directories_and_missing_files(tmp_path):
-    for path, kind in ((tmp_path, OSError), (tmp_path / "none.pth", FileNotFoundError)):
-        with pytest.raises(kind):
-            checkpoints.load(path, base)
-
-
 def test_a_safetensors_file_under_another_name(model, tmp_path):
     path = tmp_path / "m.pth"
     checkpoints.save(model, path)
@@ -724,70 +683,16 @@ def test_case_43_a_folder_with_only_a_bin_file(model, tmp_path):
 # The recipe's own program
 
 
-@pytest.mark.parametrize("name", ["AutoModelForSequenceClassification", "BertModel"])
-def test_the_recipe_works_on_its_own_where_it_is_copied(tmp_path, name):
-    kind = BertModel if name == "BertModel" else BertForSequenceClassification
-    wanted = kind(CONFIG).eval()
-    wanted.config.save_pretrained(tmp_path / "folder")
-    content = {"epoch": 1, "model": prefixed(wanted.state_dict(), "module._orig_mod.")}
+def test_the_recipe_works_on_its_own_where_it_is_copied(model, tmp_path):
+    model.config.save_pretrained(tmp_path / "folder")
+    content = {"epoch": 1, "model": prefixed(model.state_dict(), "module._orig_mod.")}
     path, out = saved(content, tmp_path / "m.pth"), tmp_path / "model.safetensors"
     copy = shutil.copy(recipe.__file__, tmp_path / "copied.py")
-    command = [sys.executable, copy, path, tmp_path / "folder", "--class", name, "--save", out]
+    options = [path, tmp_path / "folder", "--class", "BertModel", "--save", out]
+    command = [sys.executable, copy, *options]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert f"all {len(wanted.state_dict())} tensors of {kind.__name__} loaded" in done.stdout
-    check(out, wanted, lambda: kind(CONFIG))
-    assert not recipe.load_checkpoint(out, lambda: kind(CONFIG)).training
-
-
-def test_the_recipe_loads_all_or_raises(model, tmp_path):
-    path = saved(model.state_dict(), tmp_path / "m.pth")
-    with pytest.raises(RuntimeError, match="Missing key"):
-        recipe.load_checkpoint(path, lambda: BertForSequenceClassification(CONFIG))
-    state = recipe.read_state(path)
-    with pytest.raises(RuntimeError, match="Unexpected key"):
-        recipe.load_strictly(base(), {**state, "more": torch.ones(2)})
-    with pytest.raises(RuntimeError, match="size mismatch"):
-        recipe.load_strictly(base(), {**state, "pooler.dense.bias": torch.ones(2)})
-
-
-# Optimizers
-
-
-def net():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
-
-
-def step(net, optimizer):
-    optimizer.zero_grad()
-    net(torch.ones(1, 4, dtype=next(net.parameters()).dtype)).sum().backward()
-    optimizer.step()
-
-
-@pytest.fixture
-def trained():
-    """A net and its optimizer after two steps."""
-    built = net()
-    optimizer = torch.optim.AdamW(built.parameters(), lr=0.1)
-    for _ in range(2):
-        step(built, optimizer)
-    return built, optimizer
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_case_39_resume_gives_the_same_next_step(trained, tmp_path, on_gpu, dtype):
-    first, optimizer = trained
-    content = {"model": first.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 2}
-    path = saved(content, tmp_path / "m.pth")
-    second = checkpoints.load(path, lambda: net().to(dtype)).model.train()
-    resumed = torch.optim.AdamW(second.parameters(), lr=0.5)
-    resumed.load_state_dict(recipe.read_state(path, "optimizer"))
-    step(first, optimizer)
-    step(second, resumed)
-    for a, b in zip(first.parameters(), second.parameters(), strict=True):
-        torch.testing.assert_close(a, b.float())
-    for weight, state in resumed.state.items():
-        assert (state["exp_avg"].device, state["exp_avg"].dtype) == (weight.device, weight.dtype)
+    assert "all 39 tensors of BertModel loaded" in done.stdout
+    check(out, model)
 
 
 # 200 mutations
