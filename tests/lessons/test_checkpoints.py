@@ -72,6 +72,13 @@ def saved(state, path, legacy=False):
     return path
 
 
+def written(state, path, form):
+    if form == "safetensors":
+        checkpoints.save(state, path)
+    else:
+        saved(state, path, form == "legacy")
+
+
 def prefixed(state, prefix):
     return {prefix + name: value for name, value in state.items()}
 
@@ -83,13 +90,13 @@ def check(path, wanted, build=lambda: BertModel(CONFIG), **options):
     return report
 
 
-def same(got, wanted):
+def same(got, wanted, run=True):
     for kind in ("state_dict", "named_buffers"):
         ours, theirs = dict(getattr(got, kind)()), dict(getattr(wanted, kind)())
         assert ours.keys() == theirs.keys()
         for name, value in ours.items():
             assert torch.equal(value, theirs[name]), name
-    if hasattr(wanted, "config"):
+    if run and hasattr(wanted, "config"):
         with torch.no_grad():
             assert torch.equal(got(IDS)[0], wanted(IDS)[0])
 
@@ -100,9 +107,6 @@ def refused(path, *words, build=lambda: BertModel(CONFIG), **options):
     for word in words:
         assert word in str(caught.value)
     return caught.value
-
-
-# Prefixes, heads and names
 
 
 @pytest.mark.parametrize(
@@ -227,9 +231,6 @@ def test_gamma_and_beta_of_old_files(model, tmp_path):
     refused(saved(state, tmp_path / "m.bin"), "embeddings.LayerNorm.weight twice")
 
 
-# Shapes, numbers, tied weights
-
-
 @pytest.mark.parametrize(
     ("value", "words"),
     [
@@ -267,10 +268,7 @@ def test_numbers_that_do_not_fit_or_are_none(model, tmp_path):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_case_25_half_precision_files(tmp_path, dtype, form):
     half, path = base().to(dtype), tmp_path / "m.pth"
-    if form == "safetensors":
-        checkpoints.save(half, path)
-    else:
-        saved(half.state_dict(), path, form == "legacy")
+    written(half.state_dict(), path, form)
     name = str(dtype).removeprefix("torch.")
     assert checkpoint_files.inspect(path).dtypes == {name: len(half.state_dict())}
     assert checkpoints.load(path, lambda: BertModel(CONFIG).to(dtype)).model.dtype == dtype
@@ -343,55 +341,36 @@ def test_stretched_tensors_and_parameters_in_the_place_of_buffers(tmp_path):
     assert got.bias.tolist() == [0, 1, 2]
 
 
-class Scale(nn.Module):
-    """A part of one's own that says in its constructor only how it begins."""
-
-    def __init__(self):
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(5))
-        self.register_buffer("table", torch.arange(5.0), persistent=False)
-
-
-def test_new_parts_never_hold_what_lay_in_memory(model, tmp_path):
-    def build():
-        return nn.ModuleDict(
-            {"body": BertModel(CONFIG), "head": Scale(), "norm": nn.BatchNorm1d(3)}
-        )
-
-    path = saved(model.state_dict(), tmp_path / "m.pth")
-    got = checkpoints.load(path, build, allow_missing=["head", "norm"]).model
-    assert torch.equal(got["head"].scale, torch.ones(5))
-    assert torch.equal(got["head"].table, torch.arange(5.0))
-    assert torch.equal(got["norm"].running_var, torch.ones(3))
-    same(got["body"], model)
-
-
-# Buffers, meta
-
-
 class Scaled(PreTrainedModel):
-    """A class of one's own that transformers fills carelessly: nothing sets its buffer again."""
+    """A class of one's own: nothing but its constructor says how its parts begin."""
 
     config_class = BertConfig
     _supports_sdpa = True
 
     def __init__(self, config):
         super().__init__(config)
-        self.linear = nn.Linear(4, 4)
+        self.scale = nn.Parameter(torch.ones(4))
         self.register_buffer("table", torch.linspace(0, 1, 4), persistent=False)
         self.post_init()
 
 
+def test_new_parts_never_hold_what_lay_in_memory(model, tmp_path):
+    def build():
+        parts = {"body": BertModel(CONFIG), "head": Scaled(CONFIG), "norm": nn.BatchNorm1d(3)}
+        return nn.ModuleDict(parts)
+
+    path = saved(model.state_dict(), tmp_path / "m.pth")
+    got = checkpoints.load(path, build, allow_missing=["head", "norm"]).model
+    same(got["head"], Scaled(CONFIG), run=False)
+    same(got["norm"], nn.BatchNorm1d(3))
+    same(got["body"], model)
+
+
 def test_case_07_non_persistent_buffers_are_those_of_a_new_model(tmp_path):
-    fresh = Scaled(CONFIG)
+    fresh, path = Scaled(CONFIG), tmp_path / "model.safetensors"
     fresh.save_pretrained(tmp_path)
-    path = tmp_path / "model.safetensors"
-    for got in (
-        checkpoints.load(path, lambda: Scaled(CONFIG)).model,
-        recipe.load_checkpoint(path, lambda: Scaled(CONFIG)),
-    ):
-        assert torch.equal(got.table, torch.linspace(0, 1, 4))
-        assert torch.equal(got.linear.weight, fresh.linear.weight)
+    same(checkpoints.load(path, lambda: Scaled(CONFIG)).model, fresh, run=False)
+    same(recipe.load_checkpoint(path, lambda: Scaled(CONFIG)), fresh, run=False)
 
 
 def test_case_08_a_model_built_on_meta(model, tmp_path):
@@ -406,32 +385,16 @@ def test_case_08_a_model_built_on_meta(model, tmp_path):
     refused(path, "embeddings.position_ids, embeddings.token_type_ids would stay", build=on_meta)
 
 
-def test_nothing_is_allocated_before_the_weights(model, tmp_path):
-    built = []
-
+def test_nothing_is_allocated_before_the_weights(tmp_path):
     def build():
-        built.append(masked())
-        kinds = {parameter.device.type for parameter in built[0].parameters()}
-        assert kinds == {"meta"}
-        assert {buffer.device.type for buffer in built[0].buffers()} == {"cpu"}
-        assert built[0].get_parameter(DECODER) is built[0].get_parameter(WORDS)
-        return built[0]
+        net = masked()
+        assert {parameter.device.type for parameter in net.parameters()} == {"meta"}
+        assert {buffer.device.type for buffer in net.buffers()} == {"cpu"}
+        assert net.get_parameter(DECODER) is net.get_parameter(WORDS)
+        return net
 
     checkpoints.load(saved(masked().state_dict(), tmp_path / "m.pth"), build)
-    assert len(built) == 1
     assert next(nn.Linear(1, 1).parameters()).device.type == "cpu"
-
-
-# Nesting
-
-
-@pytest.mark.parametrize("kind", ["itself", "doubled", "deep"])
-def test_case_32_containers_that_hold_themselves_or_grow(model, tmp_path, kind):
-    content, inner = {"model": model.state_dict()}, {"a": 0}
-    for _ in range({"itself": 0, "doubled": 60, "deep": 200}[kind]):
-        inner = {"a": inner, "b": [inner]} if kind == "doubled" else {"a": inner}
-    content["more"] = content if kind == "itself" else inner
-    check(saved(content, tmp_path / "m.pth"), model)
 
 
 @pytest.mark.parametrize(
@@ -471,9 +434,6 @@ def test_deeper_nesting_asks_and_nothing_inside_is_an_error(model, tmp_path):
         refused(saved(nothing, tmp_path / "m.pth"), "none")
 
 
-# Devices
-
-
 @pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
 def test_case_35_a_file_from_two_gpus(model, tmp_path, on_gpu, legacy):
     path = saved(model.state_dict(), tmp_path / "m.pth", legacy)
@@ -487,9 +447,6 @@ def test_case_35_a_file_from_two_gpus(model, tmp_path, on_gpu, legacy):
     assert look.tensors[name] == ((32, 32), "float32", "cuda:1")
     check(path, model)
     same(recipe.load_checkpoint(path, lambda: BertModel(CONFIG)), model)
-
-
-# Trust
 
 
 def test_case_37_harmless_objects_by_name(model, tmp_path):
@@ -568,57 +525,40 @@ def rewritten(path, change=lambda name, data: data, compression=zipfile.ZIP_STOR
     return target
 
 
-# Broken files
+def half(whole):
+    return whole[: len(whole) // 2]
 
 
-def broken(kind, model, path):
-    whole = saved(model.state_dict(), path, legacy=kind.startswith("legacy")).read_bytes()
-    if kind.startswith("safetensors"):
-        checkpoints.save(model, path)
-        whole = path.read_bytes()
-    if kind == "newer":
-        return rewritten(
-            path, lambda name, data: b"99\n" if name.endswith("/version") else data
-        ).read_bytes()
-    if kind == "protocol":
-        torch.save(model.state_dict(), path, pickle_protocol=4)
-        return path.read_bytes()
-    return {
-        "empty": b"",
-        "ten_bytes": whole[:10],
-        "half": whole[: len(whole) // 2],
-        "last_byte": whole[:-1],
-        "lfs": b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 438\n",
-        "html": b"<!DOCTYPE html><html><head><title>Sign in</title></head></html>",
-        "marked_html": b"\xef\xbb\xbf<html><title>Sign in</title></html>",
-        "json": b'{"error": "Repository not found"}',
-        "gzip": b"\x1f\x8b\x08\x00" + whole[:1000],
-        "numpy": b"\x93NUMPY\x01\x00" + whole[:1000],
-        "text": b"these are the weights of a model, honestly",
-        "pickle": pickle.dumps({"w": np.zeros(3)}),
-        "pickle_9": b"\x80\x09" + whole[2:],
-        "zip": b"PK\x03\x04 PK\x05\x06" + whole[:100],
-        "middle": whole[:3000] + b"\0" * 500 + whole[3500:],
-    }[re.sub("^(legacy|safetensors)_", "", kind)]
+BROKEN = [
+    ("zip", lambda whole: b"", r"\(0 bytes\) is incomplete"),
+    ("zip", lambda whole: whole[:10], r"\(10 bytes\) is incomplete"),
+    ("zip", half, "is incomplete"),
+    ("zip", lambda whole: whole[:-1], "is incomplete|is corrupted"),
+    ("zip", lambda whole: whole[:3000] + b"\0" * 500 + whole[3500:], "Bad CRC|checksum"),
+    ("zip", lambda whole: b"version https://git-lfs.github.com/spec/v1\noid", "Git LFS pointer"),
+    ("zip", lambda whole: b"<!DOCTYPE html><html><title>Sign in</title>", "web page"),
+    ("zip", lambda whole: b"\xef\xbb\xbf<html><title>Sign in</title></html>", "web page"),
+    ("zip", lambda whole: b'{"error": "Repository not found"}', "JSON"),
+    ("zip", lambda whole: b"\x1f\x8b\x08\x00" + whole[:1000], "packed archive"),
+    ("zip", lambda whole: b"\x93NUMPY\x01\x00" + whole[:1000], "NumPy"),
+    ("zip", lambda whole: b"these are the weights, honestly", "not a known checkpoint"),
+    ("zip", lambda whole: pickle.dumps({"w": np.zeros(3)}), "plain pickle"),
+    ("zip", lambda whole: b"\x80\x09" + whole[2:], "not a known checkpoint"),
+    ("zip", lambda whole: b"PK\x03\x04 PK\x05\x06" + whole[:100], "zip archive"),
+    ("legacy", half, "is incomplete"),
+    ("legacy", lambda whole: whole[:-1], "is incomplete"),
+    ("safetensors", half, "is incomplete"),
+    ("safetensors", lambda whole: whole[:10], "is incomplete"),
+    ("safetensors", lambda whole: whole[:-1], "is incomplete"),
+    ("safetensors", lambda whole: whole[:100] + b"\0" * 500 + whole[600:], "is corrupted"),
+]
 
 
-BROKEN = {
-    "empty": r"\(0 bytes\) is incomplete", "ten_bytes": r"\(10 bytes\) is incomplete",
-    "half": "is incomplete", "last_byte": "is incomplete|is corrupted", "lfs": "Git LFS pointer",
-    "html": "web page", "marked_html": "web page", "json": "JSON", "gzip": "packed archive",
-    "numpy": "NumPy", "text": "not a known checkpoint", "pickle": "plain pickle",
-    "pickle_9": "not a known checkpoint", "zip": "zip archive", "middle": "Bad CRC|checksum",
-    "newer": "version 99", "protocol": "Unsupported op", "legacy_half": "is incomplete",
-    "legacy_last_byte": "is incomplete", "safetensors_half": "is incomplete",
-    "safetensors_last_byte": "is incomplete", "safetensors_ten_bytes": "is incomplete",
-    "safetensors_middle": "is corrupted",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("kind", "cause"), BROKEN.items(), ids=BROKEN)
-def test_case_40_broken_files_name_their_cause(model, tmp_path, kind, cause):
+@pytest.mark.parametrize(("form", "damage", "cause"), BROKEN)
+def test_case_40_broken_files_name_their_cause(model, tmp_path, form, damage, cause):
     path = tmp_path / "m.pth"
-    content = broken(kind, model, path)
+    written(model.state_dict(), path, form)
+    content = damage(path.read_bytes())
     path.write_bytes(content)
     error = refused(path, path.name)
     assert re.search(cause, str(error)), error
@@ -626,6 +566,14 @@ def test_case_40_broken_files_name_their_cause(model, tmp_path, kind, cause):
         assert error.__cause__ is not None
         assert f"{len(content):,}" in str(error)
     assert path.read_bytes() == content
+
+
+def test_formats_of_another_version_are_refused(model, tmp_path):
+    path = saved(model.state_dict(), tmp_path / "m.pth")
+    newer = rewritten(path, lambda name, data: b"99\n" if name.endswith("/version") else data)
+    refused(newer, "version 99")
+    torch.save(model.state_dict(), path, pickle_protocol=4)
+    refused(path, "Unsupported op")
 
 
 @pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
@@ -646,9 +594,6 @@ def test_torchscript_is_named(tmp_path):
     refused(tmp_path / "m.pt", "TorchScript")
 
 
-# Saving
-
-
 def test_save_is_read_by_others_and_leaves_nothing_half_written(model, tmp_path):
     path = tmp_path / "model.safetensors"
     checkpoints.save(model, path)
@@ -663,14 +608,6 @@ def test_save_is_read_by_others_and_leaves_nothing_half_written(model, tmp_path)
     assert {file.name for file in tmp_path.iterdir()} == {"config.json", "model.safetensors"}
 
 
-def test_save_of_views_and_turned_tensors(tmp_path):
-    whole = torch.arange(12.0).reshape(3, 4)
-    state = {"row": whole[1], "turned": whole.T, "whole": whole, "none": torch.zeros(0, 3)}
-    checkpoints.save(state, tmp_path / "m.safetensors")
-    got = safetensors.torch.load_file(tmp_path / "m.safetensors")
-    assert all(torch.equal(got[name], value) for name, value in state.items())
-
-
 def test_case_43_a_folder_with_only_a_bin_file(model, tmp_path):
     model.config.save_pretrained(tmp_path)
     old = saved(model.state_dict(), tmp_path / "pytorch_model.bin", legacy=True)
@@ -678,9 +615,6 @@ def test_case_43_a_folder_with_only_a_bin_file(model, tmp_path):
     checkpoints.save(converted, tmp_path / "model.safetensors")
     old.unlink()
     same(AutoModel.from_pretrained(tmp_path), model)
-
-
-# The recipe's own program
 
 
 def test_the_recipe_works_on_its_own_where_it_is_copied(model, tmp_path):
@@ -695,17 +629,14 @@ def test_the_recipe_works_on_its_own_where_it_is_copied(model, tmp_path):
     check(out, model)
 
 
-# 200 mutations
-
-
-def renamed_names(rng, state):
+def renamed(rng, state):
     for name in rng.sample(sorted(state), rng.choice([1, 3])):
         other = [name + "_", name.upper(), "x." + name, name.replace("layer", "layers"), name[:-1]]
         state[rng.choice(other)] = state.pop(name)
     return state
 
 
-def wrapped_names(rng, state):
+def mixed(rng, state):
     some = sorted(state) if rng.random() < 0.7 else rng.sample(sorted(state), 5)
     wrappers = ["module.", "_orig_mod.", "model.", "bert."]
     prefix = "".join(rng.choice(wrappers) for _ in range(rng.randint(1, 3)))
@@ -735,12 +666,7 @@ def wrapped(rng, content):
     return content
 
 
-CONTENTS = {
-    "renamed": renamed_names,
-    "prefixed": wrapped_names,
-    "retyped": retyped,
-    "swapped": swapped,
-}
+CONTENTS = {"renamed": renamed, "prefixed": mixed, "retyped": retyped, "swapped": swapped}
 
 
 def mutated(rng, kind, model, path):
@@ -748,10 +674,8 @@ def mutated(rng, kind, model, path):
     state, form = dict(model.state_dict()), rng.choice(["zip", "zip", "legacy", "safetensors"])
     if kind in CONTENTS:
         state = CONTENTS[kind](rng, state)
-    if form == "safetensors":
-        checkpoints.save(state, path)
-    else:
-        saved(wrapped(rng, state) if kind == "wrapped" else state, path, form == "legacy")
+    wraps = kind == "wrapped" and form != "safetensors"
+    written(wrapped(rng, state) if wraps else state, path, form)
     data = bytearray(path.read_bytes())
     # Only zip has checksums. No reader could tell a changed number in the others: there only what
     # stands before the numbers changes.
