@@ -217,25 +217,26 @@ def _misfit(name: str, value: Any, weight: torch.Tensor, report: LoadReport) -> 
     """Say why a value in the file cannot be the weight, or note what changes."""
     if not isinstance(value, torch.Tensor):
         return [f"{name} is a {type(value).__name__} in the file"]
-    if value.shape != weight.shape:
-        ours, theirs = tuple(weight.shape), tuple(value.shape)
-        return [f"{name} has shape {theirs} in the file, {ours} in the model"]
-    if value.is_meta or value.layout != torch.strided:
-        return [f"{name} has no plain data in the file ({value.device}, {value.layout})"]
-    quantized = value.itemsize == 1 < weight.itemsize
-    if quantized or value.is_floating_point() != weight.is_floating_point():
-        return [f"{name} has {value.dtype} in the file, {weight.dtype} in the model"]
-    kept = value.to(weight.dtype)
-    fits = _is_finite(kept) or not _is_finite(value)
-    if not value.is_floating_point():
-        fits = torch.equal(kept.to(value.dtype), value)
-    if not fits:
+    theirs, ours = "without data" if value.is_meta else _kind(value), _kind(weight)
+    if theirs != ours:
+        return [f"{name} is {theirs} in the file, {ours} in the model"]
+    kept, finite = value.to(weight.dtype), _is_finite(value)
+    back = value.is_floating_point() or torch.equal(kept.to(value.dtype), value)
+    if not back or (finite and not _is_finite(kept)):
         return [f"{name} has numbers in the file that {weight.dtype} cannot hold"]
-    if not _is_finite(value):
+    if not finite:
         report.notes.append(f"{name} holds numbers that are not finite")
     if value.dtype != weight.dtype:
         report.dtypes[f"{value.dtype} to {weight.dtype}".replace("torch.", "")] += 1
     return []
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    """Describe what may not differ; 8-bit numbers are quantized: nothing without their scale."""
+    numbers = "floating-point" if tensor.is_floating_point() else "integer"
+    if tensor.itemsize == 1:
+        numbers = "8-bit"
+    return f"{tuple(tensor.shape)}, {numbers}, {tensor.layout}".removesuffix(", torch.strided")
 
 
 def _is_finite(value: torch.Tensor) -> bool:  # without a mask, a quarter as large as the weights
