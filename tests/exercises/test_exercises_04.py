@@ -4,6 +4,7 @@ What is right passes, and each of the usual mistakes gets its own answer.
 """
 
 from helpers import exercises
+from helpers.core import quiet
 from helpers.exercises import lesson_04
 from helpers.lessons import onnx_export
 from helpers.models import batching
@@ -18,7 +19,7 @@ def said(capsys, number, *answer):
 
 
 def written(path, inputs, **options):
-    with onnx_export._quiet():
+    with quiet.quiet(stdout=True):
         torch.onnx.export(
             lesson_04.new_model(),
             (),
@@ -50,7 +51,7 @@ def test_exercise_1(tmp_path, capsys, puzzle):
     )
     assert "its inputs are ['input_ids']" in said(capsys, 1, lacking)
     assert "is each input in place?" in said(capsys, 1, puzzle)
-    assert "there is no file absent.onnx" in said(capsys, 1, tmp_path / "absent.onnx")
+    assert "absent.onnx" in said(capsys, 1, tmp_path / "absent.onnx")
     assert "not answered" in said(capsys, 1, ...)
 
 

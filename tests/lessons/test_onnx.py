@@ -12,6 +12,7 @@ import sys
 import textwrap
 import weakref
 
+from helpers.core.quiet import quiet
 from helpers.lessons import onnx_export, onnx_inference
 from helpers.models import batching
 
@@ -80,11 +81,7 @@ def operators(path):
 def test_export_says_what_it_wrote(exported):
     assert exported.files == (exported.path,)
     assert exported.bytes == exported.path.stat().st_size
-    assert (exported.inputs, exported.outputs, exported.opset) == (
-        onnx_export.NAMES,
-        ("logits",),
-        onnx_export.OPSET,
-    )
+    assert (exported.inputs, exported.outputs) == (onnx_export.NAMES, ("logits",))
     graph = onnx_package.load(exported.path).graph
     assert [value.name for value in graph.input] == list(onnx_export.NAMES)
     assert [axis.dim_param for axis in graph.input[0].type.tensor_type.shape.dim] == [
@@ -96,16 +93,9 @@ def test_export_says_what_it_wrote(exported):
 def test_attention_stays_one_operator_whatever_the_model_used(tmp_path):
     eager = BertForSequenceClassification(CONFIG)
     eager.set_attn_implementation("eager")
-    written = onnx_export.export(eager, tmp_path / "new.onnx", axes=("texts", "tokens"))
+    written = onnx_export.export(eager, tmp_path / "new.onnx")
     assert operators(written.path)["Attention"] == CONFIG.num_hidden_layers
     assert eager.config._attn_implementation == "eager"
-    old = onnx_export.export(eager, tmp_path / "old.onnx", opset=18)
-    assert operators(old.path)["Attention"] == 0
-    assert operators(old.path)["Softmax"] == CONFIG.num_hidden_layers
-    rewritten = tmp_path / "rewritten.onnx"
-    onnx_inference.session(old, optimized=rewritten)
-    assert operators(rewritten)["Attention"] == 0
-    assert operators(rewritten)["SkipLayerNormalization"] == 2 * CONFIG.num_hidden_layers
 
 
 def test_an_encoder_gives_hidden_states_and_pooler_and_nothing_else(tmp_path):
@@ -120,17 +110,6 @@ def test_an_encoder_gives_hidden_states_and_pooler_and_nothing_else(tmp_path):
     assert found.ok
     assert np.isnan(found.agreement)
     assert "labels" not in str(found)
-
-
-@pytest.mark.parametrize("opset", [onnx_export.OPSETS[0], onnx_export.OPSETS[-1]])
-def test_the_opset_is_the_one_asked_for(model, tmp_path, opset):
-    written = onnx_export.export(model, tmp_path / "model.onnx", opset=opset)
-    assert (
-        [entry.version for entry in onnx_package.load(written.path).opset_import]
-        == [written.opset]
-        == [opset]
-    )
-    assert onnx_export.parity(model, onnx_inference.session(written), lengths=(7,)).ok
 
 
 def test_export_keeps_hold_of_no_tensor(tmp_path):
@@ -152,8 +131,7 @@ def test_export_is_silent_and_leaves_modes_alone(tmp_path):
         config = BertConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64)
         model = BertForSequenceClassification(config).train()
         model.bert.eval()
-        for opset in (23, 17):
-            onnx_inference.session(onnx_export.export(model, sys.argv[1], opset=opset))
+        onnx_inference.session(onnx_export.export(model, sys.argv[1]))
         assert model.training and not model.bert.training and not model.bert.encoder.training
     """
     command = [sys.executable, "-c", textwrap.dedent(code), str(tmp_path / "model.onnx")]
@@ -165,7 +143,7 @@ def test_case_44_a_swap_shows_only_with_padding_and_two_segments(model, tmp_path
     """Exported by position in the tokenizer's order (ids, segments, mask), the two are exchanged without an error."""
     values = example()
     order = ("input_ids", "token_type_ids", "attention_mask")
-    with onnx_export._quiet():
+    with quiet(stdout=True):
         args = tuple(values[name] for name in order)
         shapes = tuple({0: "batch", 1: "length"} for _ in order)
         torch.onnx.export(
@@ -204,19 +182,6 @@ def test_case_46_an_example_that_would_fix_an_axis_is_refused(model, tmp_path, s
     assert not list(tmp_path.iterdir())
 
 
-def test_case_46_without_named_axes_the_example_is_the_only_shape(model, tmp_path):
-    with onnx_export._quiet():
-        torch.onnx.export(
-            model, (), tmp_path / "one.onnx", kwargs=example(), opset_version=23, verbose=False
-        )
-    fixed = onnx_inference.session(tmp_path / "one.onnx")
-    assert onnx_inference.run(fixed, example()).shape == (2, 3)
-    with pytest.raises(
-        ValueError, match=r"input_ids has shape \(5, 7\); the file was exported for \[2, 9\] only"
-    ):
-        onnx_inference.run(fixed, example(5, 7))
-
-
 def test_the_examples_tensors_may_be_one_and_square(model, tmp_path):
     """Two names for one tensor, and as many texts as tokens.
 
@@ -232,27 +197,17 @@ def test_the_examples_tensors_may_be_one_and_square(model, tmp_path):
 @pytest.mark.parametrize(
     ("wrong", "error"),
     [
-        ({"axes": ("batch", "batch")}, "two different names"),
-        ({"axes": ("batch", "my length")}, "two different names"),
-        ({"axes": (0, 1)}, "two different names"),
-        ({"opset": 9}, "opset is one of 17 to 25, not 9: the exporter writes none below"),
-        ({"opset": 99}, "opset is one of 17 to 25, not 99"),
-        ({"inputs": {"input_ids": torch.ones(2, 8)}}, "input_ids holds torch.float32 numbers"),
-        ({"inputs": {"attention_mask": torch.ones(2, 8, dtype=torch.int64)}}, "needs input_ids"),
+        ({"input_idss": torch.ones(2, 8)}, r"names \['input_idss'\]"),
+        ({"attention_mask": torch.ones(2, 8, dtype=torch.int64)}, "needs input_ids"),
         (
-            {
-                "inputs": {
-                    name: torch.ones(2, 8 + len(name), dtype=torch.int64)
-                    for name in onnx_export.NAMES
-                }
-            },
-            r"shapes differ: input_ids \(2, 17\), attention_mask",
+            {"input_ids": torch.ones(2, 8, dtype=torch.int64), "attention_mask": torch.ones(2, 9)},
+            "the example's shape",
         ),
     ],
 )
 def test_bad_requests_to_export(model, tmp_path, wrong, error):
     with pytest.raises(ValueError, match=error):
-        onnx_export.export(model, tmp_path / "model.onnx", **wrong)
+        onnx_export.export(model, tmp_path / "model.onnx", wrong)
 
 
 WRAPPERS = {
@@ -269,16 +224,10 @@ WRAPPERS = {
 
 
 @pytest.mark.parametrize("name", WRAPPERS)
-def test_a_wrapper_around_a_model_is_refused(tmp_path, session, name):
-    wrapped = WRAPPERS[name](new())
-    for use in (
-        lambda: onnx_export.export(wrapped, tmp_path / "model.onnx"),
-        lambda: onnx_export.parity(wrapped, session),
-    ):
-        with pytest.raises(
-            TypeError, match=rf"^{name} is no model of transformers.*merge_and_unload"
-        ):
-            use()
+def test_a_wrapper_around_a_model_is_refused(tmp_path, name):
+    words = rf"^{name} is not a model of transformers.*merge_and_unload"
+    with pytest.raises(TypeError, match=words):
+        onnx_export.export(WRAPPERS[name](new()), tmp_path / "model.onnx")
     assert not list(tmp_path.iterdir())
 
 
@@ -304,8 +253,6 @@ def test_case_47_a_small_model_is_one_file_and_an_old_second_one_goes(model, tmp
     (tmp_path / "model.onnx.data").write_bytes(b"of an earlier export")
     assert onnx_export.export(model, tmp_path / "model.onnx").files == (tmp_path / "model.onnx",)
     assert [file.name for file in tmp_path.iterdir()] == ["model.onnx"]
-    with pytest.raises(FileNotFoundError, match=r"there is no file other.onnx"):
-        onnx_inference.session(tmp_path / "other.onnx")
 
 
 def test_case_49_a_missing_exporter_package_is_named(model, tmp_path, monkeypatch):
@@ -336,24 +283,6 @@ def test_case_49_a_user_without_a_name_can_export(model, tmp_path, monkeypatch):
     assert onnx_export.export(model, tmp_path / "model.onnx").bytes > 0
 
 
-@pytest.mark.parametrize("content", ["half", "junk", "empty"])
-def test_a_file_that_is_no_model_is_named(exported, tmp_path, content):
-    whole = exported.path.read_bytes()
-    (tmp_path / "x.onnx").write_bytes(
-        {"half": whole[: len(whole) // 2], "junk": b"hello", "empty": b""}[content]
-    )
-    with pytest.raises(ValueError, match=r"^x\.onnx is no ONNX file, or not whole"):
-        onnx_inference.session(tmp_path / "x.onnx")
-
-
-def test_numbers_without_operators_are_named(tmp_path):
-    written = onnx_export.export(new().bfloat16(), tmp_path / "model.onnx")
-    with pytest.raises(
-        ValueError, match=r"cannot compute with the numbers in model\.onnx.*model\.float\(\)"
-    ):
-        onnx_inference.session(written, providers="CPUExecutionProvider")
-
-
 @pytest.mark.parametrize("kind", [list, np.int32, np.int64, np.bool_, "tensor", BatchEncoding])
 def test_case_50_whole_numbers_of_any_kind(session, kind):
     values, expected = example(), onnx_inference.run(session, example())
@@ -373,27 +302,12 @@ def test_case_50_whole_numbers_of_any_kind(session, kind):
 @pytest.mark.parametrize(
     ("change", "error", "text"),
     [
-        (lambda v: v["input_ids"].float(), TypeError, "input_ids holds float32 numbers"),
-        (
-            lambda v: v["input_ids"].tolist()[0],
-            ValueError,
-            "input_ids has 1 axes, the file takes 2",
-        ),
-        (lambda v: [[1, 2, 3], [1]], ValueError, "rows of input_ids differ in length: pad them"),
-        (lambda v: v["input_ids"][:, :4], ValueError, r"shapes differ: .*input_ids \(2, 4\)"),
-        (lambda v: [["a", "b"], ["c", "d"]], TypeError, "takes whole numbers"),
-        (
-            lambda v: v["input_ids"][:0],
-            ValueError,
-            r"input_ids has shape \(0, 9\), so there is nothing to compute",
-        ),
-        (lambda v: v["input_ids"][:, :0], ValueError, r"input_ids has shape \(2, 0\)"),
-        (lambda v: [], ValueError, r"input_ids has shape \(0,\)"),
-        (
-            lambda v: np.full((2, 9), 2**63 + 1, np.uint64),
-            ValueError,
-            "input_ids holds 9223372036854775809",
-        ),
+        (lambda v: v["input_ids"].float(), TypeError, "input_ids holds float32"),
+        (lambda v: v["input_ids"].tolist()[0], ValueError, "give a batch"),
+        (lambda v: v["input_ids"][:, :4], ValueError, "shapes differ"),
+        (lambda v: [["a", "b"], ["c", "d"]], TypeError, "takes integers"),
+        (lambda v: v["input_ids"][:0], ValueError, r"shape \(0, 9\)"),
+        (lambda v: -v["input_ids"], ValueError, "another row of the table"),
     ],
 )
 def test_case_50_what_cannot_be_ids_is_refused(session, change, error, text):
@@ -414,9 +328,7 @@ def test_case_50_a_file_of_32_bit_inputs_gets_them(tmp_path):
     assert onnx_inference.run(
         onnx_inference.session(tmp_path / "model.onnx"), {"input_ids": [[1, 2]]}
     ).tolist() == [[1.0, 2.0]]
-    with pytest.raises(
-        ValueError, match="input_ids holds 4294967297: ONNX Runtime would take it for another row"
-    ):
+    with pytest.raises(ValueError, match="4294967297, which would be another row"):
         onnx_inference.run(
             onnx_inference.session(tmp_path / "model.onnx"), {"input_ids": [[1, 2**32 + 1]]}
         )
@@ -464,19 +376,11 @@ def test_case_53_parity_states_its_tolerance_and_counts_labels(model, session):
     assert changed.difference > onnx_export.TOLERANCE
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"batches": ()}, {"lengths": ()}, {"batches": (0,)}, {"lengths": (1, 0)}], ids=str
-)
-def test_parity_needs_something_to_compare(model, session, wrong):
-    with pytest.raises(ValueError, match="numbers from 1 on"):
-        onnx_export.parity(model, session, **wrong)
-
-
 @pytest.mark.parametrize("kind", [BertForSequenceClassification, BertModel])
 def test_parity_with_the_file_of_another_model(session, kind):
     """Two labels instead of three, and outputs of another number."""
     other = new(kind, BertConfig(**CONFIG.to_dict() | {"id2label": {0: "no", 1: "yes"}}))
-    with pytest.raises(ValueError, match=r"the file \[\(1, 3\)\]: it was made of another model"):
+    with pytest.raises(ValueError, match="it was made of another model"):
         onnx_export.parity(other, session, lengths=(7,))
 
 
@@ -602,7 +506,7 @@ def test_predict_is_for_classifiers_of_whole_texts(tmp_path):
     written = onnx_export.export(new(BertForTokenClassification), tmp_path / "model.onnx")
     with pytest.raises(
         ValueError,
-        match=r"logits has the shape \['batch', 'length', 3\].*classifiers of whole texts",
+        match=r"logits has shape \['batch', 'length', 3\]: predict classifies whole texts",
     ):
         onnx_inference.predict(onnx_inference.session(written), None, ["a b"])
 
