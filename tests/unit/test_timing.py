@@ -28,7 +28,7 @@ def work(repeats):
 def short_blocks(monkeypatch):
     """For arms without threads: many comparisons in little time."""
     monkeypatch.setattr(stopwatch, "BLOCK_SECONDS", 0.001)
-    monkeypatch.setattr(stopwatch, "_wait_until_quiet", lambda: None)
+    monkeypatch.setattr(stopwatch, "wait_until_quiet", lambda: None)
 
 
 def comparison_of(seconds: dict) -> timing.Comparison:
@@ -110,7 +110,7 @@ def test_table_names_and_figures(short_blocks):
     with pytest.raises(KeyError, match="'slow', 'fast'"):
         result.ratio("slow", "quick")
     figures = {0.00123: "0.00123", 0.5: "0.500", 1: "1.00", 12.34: "12.3", 1234.5: "1234", 0: "0"}
-    assert {value: timing._figures(value) for value in figures} == figures
+    assert {value: timing.figures(value) for value in figures} == figures
 
 
 def test_plot_says_what_it_shows(monkeypatch):
@@ -451,7 +451,7 @@ def is_killed():
         (leaves_without_a_word, "exit status 0"),
         pytest.param(
             is_killed,
-            "want of memory",
+            "out of memory",
             marks=pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGKILL"),
         ),
         ("no_such_module:setup", "No module named 'no_such_module'"),
@@ -515,7 +515,7 @@ def test_interrupting_kills_the_arm(tmp_path):
 
 
 def test_a_reply_survives_json():
-    reply = timing._measure(
+    reply = stopwatch.measure(
         {"a": (work, 1)}, rounds=6, warmup=1, threads=1, sync=machine.synchronize
     )
     assert json.loads(json.dumps(reply)) == reply
@@ -531,18 +531,12 @@ def test_arms_that_return_before_they_have_worked_are_refused(fn, short_blocks):
         timing.compare({"a": (fn, 10)})
 
 
-@pytest.mark.parametrize("arm", [work, (work,), (10, work), (work, 10, 3), "work", None])
-def test_what_is_no_arm_is_named(arm):
-    with pytest.raises(TypeError, match=r"arm 'a' has to be a pair \(function, inputs\)"):
-        timing.compare({"a": arm})
-
-
 @pytest.mark.parametrize("inputs", [([1, 2],), (np.ones(2),)])
 def test_arms_that_change_their_inputs_are_refused(inputs, short_blocks):
     def changes(values):
         values[0] = values[0] + 1
 
-    with pytest.raises(ValueError, match="inputs of arm 'a' changed on the way"):
+    with pytest.raises(ValueError, match="inputs of arm 'a' changed"):
         timing.compare({"a": (changes, inputs)})
 
 
