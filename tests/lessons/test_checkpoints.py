@@ -35,9 +35,8 @@ WORDS = "bert.embeddings.word_embeddings.weight"
 DECODER = "cls.predictions.decoder.weight"
 
 
-class Metrics:  # what a training script keeps beside its weights
-    def __init__(self):
-        self.best = 0.5
+class Metrics:
+    """What a training script keeps beside its weights."""
 
 
 def base(seed=1):
@@ -57,11 +56,7 @@ def model():
 @pytest.fixture
 def on_gpu():
     """While it is on, torch.save tags big storages as cuda:1's, the others as cuda:0's."""
-    entry = (
-        0,
-        lambda storage: "cuda:1" if storage.nbytes() > 4000 else "cuda:0",
-        lambda storage, location: None,
-    )
+    entry = (0, lambda big: f"cuda:{int(big.nbytes() > 4000)}", lambda storage, location: None)
     torch.serialization._package_registry.insert(0, entry)
     yield
     torch.serialization._package_registry.remove(entry)
@@ -149,12 +144,8 @@ def test_a_prefix_that_only_some_names_carry_is_left_alone(model, tmp_path):
     state = model.state_dict()
     some = {n: state.pop(n) for n in list(state)[:5]}
     path = saved(state | prefixed(some, "module."), tmp_path / "m.pth")
-    refused(
-        path,
-        "not in the model: module.embeddings.word_embeddings.weight",
-        "not in the file:",
-        f"{len(state)} of whose {len(state) + 5}",
-    )
+    words = "not in the model: module.embeddings.word_embeddings.weight"
+    refused(path, words, "not in the file:", f"{len(state)} of whose {len(state) + 5}")
 
 
 @pytest.mark.parametrize("wrap", [torch.compile, nn.DataParallel])
@@ -172,12 +163,8 @@ def test_case_30_the_cure_that_loads_nothing(model, tmp_path):
     strange = {"x" + name.replace(".", "_"): value for name, value in model.state_dict().items()}
     path = saved(strange, tmp_path / "m.pth")
     refused(path, "0 of whose 39 weights")
-    refused(
-        path,
-        "too little is loaded",
-        allow_missing=["embeddings", "encoder", "pooler"],
-        ignore_unexpected=list(strange),
-    )
+    parts = {"allow_missing": ["embeddings", "encoder", "pooler"], "ignore_unexpected": strange}
+    refused(path, "too little is loaded", **parts)
 
 
 def test_too_little_loaded_is_an_error_even_if_allowed(model, tmp_path):
@@ -283,17 +270,11 @@ def test_tied_weights_stay_tied(tmp_path, names):
     state = tied.state_dict()
     if names == "one":
         del state[DECODER]
-    for load in (
-        lambda: check(path, tied, masked).model,
-        lambda: recipe.load_checkpoint(path, masked),
-    ):
-        saved(state, path)
-        got = load()
-        assert got.get_parameter(DECODER) is got.get_parameter(WORDS)
-        checkpoints.save(tied, path)
-        assert path.stat().st_size < sum(v.nbytes for v in tied.state_dict().values())
-        got = load()
-        assert got.get_parameter(DECODER) is got.get_parameter(WORDS)
+    for write in (lambda: saved(state, path), lambda: checkpoints.save(tied, path)):
+        write()
+        for got in (check(path, tied, masked).model, recipe.load_checkpoint(path, masked)):
+            assert got.get_parameter(DECODER) is got.get_parameter(WORDS)
+    assert path.stat().st_size < sum(v.nbytes for v in tied.state_dict().values())
 
 
 def test_weights_that_differ_in_the_file_are_not_tied_in_silence(tmp_path):
@@ -328,10 +309,7 @@ def test_new_weights_that_are_tied_stay_tied(tmp_path):
 
 def test_stretched_tensors_and_parameters_in_the_place_of_buffers(tmp_path):
     wanted = nn.BatchNorm1d(3)
-    changed = {
-        "bias": torch.zeros(1).expand(3),
-        "running_mean": nn.Parameter(torch.zeros(3)),
-    }
+    changed = {"bias": torch.zeros(1).expand(3), "running_mean": nn.Parameter(torch.zeros(3))}
     path = saved(wanted.state_dict() | changed, tmp_path / "m.pth")
     got = check(path, wanted, lambda: nn.BatchNorm1d(3)).model
     assert "running_mean" in dict(got.named_buffers())
@@ -401,13 +379,9 @@ def test_nothing_is_allocated_before_the_weights(tmp_path):
     "key", ["model_state_dict", "state_dict", "net_dict", "network", "model", "any name"]
 )
 def test_case_32_unwraps_one_level(model, tmp_path, key):
-    content = {
-        "epoch": 3,
-        key: model.state_dict(),
-        "optimizer": torch.optim.AdamW(base().parameters()).state_dict(),
-        "loss": torch.tensor(0.5),
-    }
-    path = saved(content, tmp_path / "m.pth")
+    optimizer = torch.optim.AdamW(base().parameters()).state_dict()
+    content = {"epoch": 3, key: model.state_dict(), "optimizer": optimizer}
+    path = saved(content | {"loss": torch.tensor(0.5)}, tmp_path / "m.pth")
     check(path, model)
     same(recipe.load_checkpoint(path, lambda: BertModel(CONFIG)), model)
     look = checkpoint_files.inspect(path)
@@ -496,24 +470,16 @@ def test_nothing_in_a_file_ever_runs(model, tmp_path, legacy, monkeypatch):
     assert mark.exists()  # it would have worked
 
 
-def test_case_38_a_whole_model_needs_its_class(tmp_path, run_python):
-    run_python(
-        """
-        import sys, torch
-        class Net(torch.nn.Linear): pass
-        net = Net(2, 2)
-        torch.save(net, sys.argv[1])
-        torch.save(net, sys.argv[2], _use_new_zipfile_serialization=False)
-        """,
-        tmp_path / "zip.pth",
-        tmp_path / "old.pth",
-        PYTHONWARNINGS="ignore",
-    )
-    for path in (tmp_path / "zip.pth", tmp_path / "old.pth"):
-        assert checkpoint_files.inspect(path).whole == "__main__.Net"
-        refused(path, "whole model", "__main__.Net", "state_dict()")
-        with pytest.raises(AttributeError, match="__main__"):
-            torch.load(path, weights_only=False)
+@pytest.mark.parametrize("form", ["zip", "legacy"])
+def test_case_38_a_whole_model_needs_its_class(tmp_path, run_python, form):
+    path = tmp_path / "whole.pth"
+    code = "import sys, torch\nclass Net(torch.nn.Linear): pass\n"
+    code += f"torch.save(Net(2, 2), sys.argv[1], _use_new_zipfile_serialization={form == 'zip'})"
+    run_python(code, path, PYTHONWARNINGS="ignore")
+    assert checkpoint_files.inspect(path).whole == "__main__.Net"
+    refused(path, "whole model", "__main__.Net", "state_dict()")
+    with pytest.raises(AttributeError, match="__main__"):
+        torch.load(path, weights_only=False)
 
 
 def rewritten(path, change=lambda name, data: data, compression=zipfile.ZIP_STORED):
