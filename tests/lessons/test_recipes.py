@@ -313,22 +313,26 @@ def corpus(tmp_path):
 def test_embed_corpus_shares_the_work_and_goes_on(corpus, folder, tmp_path):
     """Two processes, one file taken away, one process: the same bytes each time."""
     target = tmp_path / "vectors"
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2"]
-    launch += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
-    run("embed_corpus", corpus, folder, target, launcher=[*launch, "--main_process_port", "0"])
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu"]
+    launch += ["--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no"]
+    launch += ["--main_process_port", "0"]
+    printed = run("embed_corpus", corpus, folder, target, launcher=launch)
+    assert "process 0 of 2 made 2 files" in printed
+    assert "process 1 of 2 made 1 files" in printed
     made = {path.name: path.read_bytes() for path in sorted(target.iterdir())}
     assert list(made) == [f"part-{number}.safetensors" for number in range(3)]
     (target / "part-1.safetensors").unlink()
-    python("embed_corpus", corpus, folder, target)
+    assert "process 0 of 1 made 1 files" in python("embed_corpus", corpus, folder, target)
     assert {path.name: path.read_bytes() for path in target.iterdir()} == made
 
 
 def test_vectors_of_another_model_are_not_taken_for_these(corpus, tiny_model, tokenizer, tmp_path):
-    source, target = corpus / "part-0.jsonl", tmp_path / "v.safetensors"
-    embed_corpus.embed_file(source, target, tiny_model(BertModel), tokenizer)
-    with pytest.raises(ValueError, match="another model or other texts"):
-        embed_corpus.embed_file(source, target, tiny_model(BertModel, seed=1), tokenizer)
-    assert not list(tmp_path.glob("*.part"))
+    target = tmp_path / "vectors"
+    assert len(embed_corpus.embed_folder(corpus, target, tiny_model(BertModel), tokenizer)) == 3
+    assert not embed_corpus.embed_folder(corpus, target, tiny_model(BertModel), tokenizer)
+    with pytest.raises(ValueError, match="another model or text"):
+        embed_corpus.embed_folder(corpus, target, tiny_model(BertModel, seed=1), tokenizer)
+    assert not list(target.glob("*.part"))
 
 
 def test_fast_pipeline(exported, folder, classifier, tokenizer, tmp_path):

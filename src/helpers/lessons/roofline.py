@@ -1,4 +1,4 @@
-"""How fast a card could be: the roofline of a BERT."""
+"""How fast a GPU could be: the roofline of a BERT (notebook 07)."""
 
 # The vendors' data sheets, by the names that PyTorch gives: TFLOP/s of dense 16-bit products
 # (bfloat16; float16 on T4 and V100, which have no bfloat16 units), TFLOP/s of float32 without
@@ -16,13 +16,16 @@ PEAKS = {
 }
 
 
-def flops(config, length: int, texts: int = 1) -> int:
-    """Floating-point operations of BertModel's forward pass on texts of `length` tokens.
+def peaks(gpu: str) -> tuple[float, float, float] | None:
+    """Return the row of `PEAKS` with exactly this name, or None: an L40S is not an L4."""
+    return PEAKS.get(gpu)
 
-    A multiply-add counts as two.
+
+def flops(config, length: int, texts: int = 1) -> int:
+    """Count the floating-point operations of BertModel's forward pass; a multiply-add is two.
 
     For each token a layer has four products of width x width and two of width x intermediate; for
-    each pair of tokens a score and a weighted sum (Kaplan et al. 2020, section 2.1); the pooler has
+    each pair of tokens a score and a weighted sum (Kaplan et al. 2020, section 2.1). The pooler has
     one product for each text.
     """
     width, inner = config.hidden_size, config.intermediate_size
@@ -31,23 +34,12 @@ def flops(config, length: int, texts: int = 1) -> int:
 
 
 def bound(config, length: int, texts: int, teraflops: float, gigabytes: float, size: int) -> float:
-    """The roofline.
+    """Return the roofline, the most texts/s in batches of `texts`, each of `length` tokens.
 
-    The most texts/s in batches of `texts`, at TFLOP/s, GB/s and bytes of a number as given.
-
-    A batch takes at least as long as its operations, and as reading the layers' weights once
-    (Williams et al., 2009).
+    A batch takes at least as long as its operations at `teraflops` TFLOP/s, and as reading the
+    layers' weights once, of `size` bytes each, at `gigabytes` GB/s (Williams et al., 2009).
     """
-    width, layers = config.hidden_size, config.num_hidden_layers
-    weights = layers * (4 * width**2 + 2 * width * config.intermediate_size) * size
-    return texts / max(
-        flops(config, length, texts) / (teraflops * 1e12), weights / (gigabytes * 1e9)
-    )
-
-
-def peaks(card: str) -> tuple[float, float, float] | None:
-    """The vendor's peaks of a card (see `PEAKS`) by the name that PyTorch gives, None for one that is not listed.
-
-    The whole name counts: an L40S is no L4, and a MIG slice of an H100 no H100.
-    """
-    return PEAKS.get(card)
+    width, inner = config.hidden_size, config.intermediate_size
+    weights = config.num_hidden_layers * (4 * width**2 + 2 * width * inner) * size
+    computing = flops(config, length, texts) / (teraflops * 1e12)
+    return texts / max(computing, weights / (gigabytes * 1e9))

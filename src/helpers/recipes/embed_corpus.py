@@ -1,9 +1,10 @@
 """Embed a folder of texts, on one device or many, and go on after an interruption (notebook 07).
 
-    python embed_corpus.py TEXTS_FOLDER MODEL VECTORS_FOLDER
-    accelerate launch --num_processes 2 embed_corpus.py TEXTS_FOLDER MODEL VECTORS_FOLDER
+    python embed_corpus.py TEXTS MODEL VECTORS_FOLDER
+    accelerate launch --multi_gpu --num_processes 2 embed_corpus.py TEXTS MODEL VECTORS_FOLDER
 
-The folder holds .jsonl files of {"text": ...} lines. Each becomes a .safetensors file of vectors.
+TEXTS is a folder of .jsonl files, lines of {"text": ...}, or a .txt file with a text in each line.
+Each becomes a .safetensors file with a row of "vectors" per text, which is cut at 512 tokens.
 """
 
 import argparse
@@ -21,32 +22,21 @@ from transformers import AutoModel, AutoTokenizer
 
 
 def mean_pool(hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Average the hidden states (texts, tokens, width) of the real tokens; float32 (texts, width).
-
-    Without the mask, padding would count, and a vector would depend on its batch.
-    """
-    weights = mask.unsqueeze(-1).float()
-    return (hidden.float() * weights).sum(1) / weights.sum(1).clamp(min=1)
+    """Average the hidden states (texts, tokens, width) of real tokens; float32 (texts, width)."""
+    weights = mask.unsqueeze(-1).float()  # without them, padding would count
+    return (hidden.float() * weights).sum(1) / weights.sum(1)
 
 
 def embed_sorted(
     texts: Sequence[str], model: nn.Module, tokenizer, max_tokens: int = 4096, limit: int = 512
 ) -> torch.Tensor:
-    """Embed texts in batches of like length; returns float32 (texts, width) in the given order.
-
-    Args:
-        texts: Cut at `limit` tokens.
-        model: An encoder in eval mode.
-        tokenizer: Its tokenizer.
-        max_tokens: Of a batch, padding included.
-        limit: The longest input of the model.
-    """
+    """Embed texts, cut at `limit` tokens, in batches of similar length; returns them in order."""
     encoded = tokenizer(list(texts), truncation=True, max_length=limit)["input_ids"]
     order = sorted(range(len(encoded)), key=lambda row: len(encoded[row]))
     vectors = torch.empty(len(encoded), model.config.hidden_size)
+    model.eval()  # no dropout
     while order:
-        longest = len(encoded[order[-1]])
-        count = max(1, max_tokens // longest)
+        count = max(1, max_tokens // len(encoded[order[-1]]))  # padded to the longest of them
         rows, order = order[-count:], order[:-count]
         batch = tokenizer.pad({"input_ids": [encoded[row] for row in rows]}, return_tensors="pt")
         batch = batch.to(model.device)
@@ -56,54 +46,73 @@ def embed_sorted(
     return vectors
 
 
-def fingerprint(model: nn.Module, path: Path) -> str:
-    """Return a digest of a model's weights and of a file of texts: what its vectors depend on."""
-    total = hashlib.sha256(path.read_bytes())
-    for name, tensor in sorted(model.state_dict().items()):
-        total.update(name.encode())
-        total.update(tensor.detach().float().cpu().contiguous().numpy().tobytes())
+def read_texts(path: Path) -> list[str]:
+    """Return the texts of a .jsonl or .txt file; an error names the line that holds none."""
+    texts = []
+    for number, line in enumerate(path.read_bytes().split(b"\n"), 1):  # no other line breaks
+        if not line.strip():
+            continue
+        try:
+            text = line.decode("utf-8-sig").strip()
+            if path.suffix == ".jsonl":
+                text = json.loads(text)["text"]
+            text.encode()  # fails for null, and for half of a surrogate pair
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"line {number} of {path} holds no text: {error!r}") from error
+        texts.append(text)
+    return texts
+
+
+def digest(model: nn.Module, tokenizer) -> str:
+    """Return a digest of what a vector depends on beside its text: weights, settings, tokenizer."""
+    tokenizer.backend_tokenizer.no_truncation()  # an earlier call may have set these two
+    tokenizer.backend_tokenizer.no_padding()
+    settings = model.config.to_json_string() + tokenizer.backend_tokenizer.to_str()
+    total = hashlib.sha256(settings.encode())
+    for tensor in model.state_dict().values():
+        total.update(tensor.float().cpu().contiguous().numpy())
     return total.hexdigest()
 
 
-def finished(path: Path, expected: str) -> bool:
-    """Whether a file of vectors is there, complete, and of this model and these texts."""
-    if not path.exists():
-        return False
-    with safetensors.safe_open(path, "pt") as file:
-        found = (file.metadata() or {}).get("fingerprint")
-    if found != expected:
-        raise ValueError(f"{path} is of another model or other texts: choose another folder")
-    return True
-
-
-def embed_file(source: Path, target: Path, model: nn.Module, tokenizer) -> None:
-    """Write the vectors of a file of texts in one step: an interruption leaves no half of one."""
-    expected = fingerprint(model, source)
-    if finished(target, expected):
-        return
-    lines = source.read_bytes().split(b"\n")  # not splitlines(): a text may hold other breaks
-    texts = [json.loads(line)["text"] for line in lines if line.strip()]
-    vectors = embed_sorted(texts, model, tokenizer)
-    part = target.with_suffix(".part")
-    safetensors.torch.save_file({"vectors": vectors}, part, {"fingerprint": expected})
-    part.replace(target)
+def embed_folder(source: Path, target: Path, model: nn.Module, tokenizer) -> list[Path]:
+    """Embed the files that have no vectors yet; returns those that this process wrote."""
+    target.mkdir(parents=True, exist_ok=True)
+    made_by, missing = digest(model, tokenizer), []
+    for path in [source] if source.is_file() else sorted(source.glob("*.jsonl")):
+        about = {"made of": made_by + hashlib.sha256(path.read_bytes()).hexdigest()}
+        vectors = target / f"{path.stem}.safetensors"
+        if not vectors.exists():
+            missing.append((path, vectors, about))
+        elif safetensors.safe_open(vectors, "pt").metadata() != about:
+            raise ValueError(f"{vectors} is of another model or text: choose another folder")
+    state = PartialState(cpu=model.device.type == "cpu")
+    state.wait_for_everyone()  # all have looked before one writes: they share the same list
+    mine = missing[state.process_index :: state.num_processes]
+    for path, vectors, about in mine:
+        made = {"vectors": embed_sorted(read_texts(path), model, tokenizer)}
+        part = vectors.with_suffix(".part")  # an interruption leaves no half of a file
+        part.write_bytes(safetensors.torch.save(made, about))
+        part.replace(vectors)
+    return [vectors for _, vectors, _ in mine]
 
 
 def main(argv: list[str] | None = None) -> None:
     """Embed all files of a folder; under `accelerate launch`, processes share them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("source", type=Path, help="folder of .jsonl files")
+    parser.add_argument("source", type=Path, help="folder of .jsonl files, or one .txt file")
     parser.add_argument("model", help="a model folder, or a name on the Hugging Face hub")
     parser.add_argument("target", type=Path, help="folder for the vectors")
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads of each process")
     given = parser.parse_args(argv)
-    state = PartialState(cpu=not torch.cuda.is_available())
-    model = AutoModel.from_pretrained(given.model, dtype=torch.float32).eval().to(state.device)
+    torch.set_num_threads(given.threads)
+    state = PartialState(cpu=not torch.accelerator.is_available())
+    model = AutoModel.from_pretrained(given.model, dtype=getattr(torch, given.dtype))
     tokenizer = AutoTokenizer.from_pretrained(given.model)
-    given.target.mkdir(parents=True, exist_ok=True)
-    files = sorted(given.source.glob("*.jsonl"))
-    for path in files[state.process_index :: state.num_processes]:
-        embed_file(path, given.target / f"{path.stem}.safetensors", model, tokenizer)
-        print(f"process {state.process_index}: {path.name}", flush=True)
+    if len(tokenizer) <= len(tokenizer.all_special_tokens):  # every word would be unknown
+        raise ValueError(f"{given.model} holds no vocabulary: save its tokenizer there, too")
+    made = embed_folder(given.source, given.target, model.to(state.device), tokenizer)
+    print(f"process {state.process_index} of {state.num_processes} made {len(made)} files")
     state.destroy_process_group()
 
 
