@@ -15,18 +15,15 @@ from helpers.lessons.fake_gpu import FakeGPU
 from helpers.lessons.memory import largest_batch, measure_peak, predict_peak, state_bytes
 from helpers.lessons.training_step import Step
 
-import numpy
 import pytest
 import torch
 from torchao.quantization import Int8WeightOnlyConfig, quantize_
 from transformers import (
-    AlbertConfig,
     AutoModelForSequenceClassification,
     BertConfig,
     BertForSequenceClassification,
     BertModel,
     DistilBertConfig,
-    GPT2Config,
     RobertaConfig,
 )
 
@@ -99,7 +96,7 @@ def test_the_second_micro_batch_alone_decides(device, monkeypatch):
     options = {"device": device, "accumulate": 3, "freeze": "embeddings"}
     alone = predict_peak(TINY, 5, 33, **options)
     monkeypatch.setattr(memory, "_predicted", {})
-    monkeypatch.setattr(memory, "_skip_first", lambda step, ledger: None)
+    monkeypatch.setattr(memory, "skip_first", lambda step, ledger: None)
     both = predict_peak(TINY, 5, 33, **options)
     assert (alone.phases, alone.moment) == (both.phases, both.moment)
 
@@ -245,60 +242,20 @@ def test_answers_are_remembered(monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"batch": 0}, "batch has to be a whole number from 1, not 0"),
-        ({"batch": "4"}, "not '4'"),
-        ({"batch": 2.5}, "not 2.5"),
-        ({"batch": True}, "not True"),
-        ({"length": 65}, "length has to be a whole number from 1 to 64"),
-        ({"length": None}, "not None"),
-        ({"accumulate": -2}, "accumulate has to be"),
-        ({"lora": 0}, "lora has to be"),
-        ({"lora": "8"}, "not '8'"),
-        ({"dtype": "int4"}, "dtype has to be one of float32"),
-        ({"mode": "train"}, "training"),
-        ({"optimizer": torch.optim.AdamW}, "adamw, sgd"),
-        ({"attention": "flash"}, "sdpa, eager"),
-        ({"batch": [1]}, r"not \[1\]"),
-        ({"batch": 1.0}, "not 1.0"),
-        ({"checkpointing": "no"}, "checkpointing has to be one of False, True, not 'no'"),
-        ({"mixed_precision": "float16"}, "mixed_precision has to be"),
-        ({"padded": None}, "padded has to be"),
-        ({"config": BertConfig}, "not the config of a BERT-like model"),
-        ({"freeze": 9}, "0 to 2 layers"),
-        ({"freeze": True}, "not True"),
-        ({"freeze": ["body"]}, "body"),
-        ({"freeze": 1, "lora": 2}, "either"),
-        ({"mixed_precision": True, "dtype": "bfloat16"}, "either"),
-        ({"device": "gpu"}, '"cuda"'),
-        ({"config": None}, "not the config of a BERT-like model"),
-        ({"config": BertModel(TINY)}, "take model.config"),
-        (
-            {"config": GPT2Config(n_embd=32, n_layer=1, n_head=2, pad_token_id=0)},
-            "not a model of the BERT family",
-        ),
-        (
-            {"config": AlbertConfig(hidden_size=32, num_attention_heads=2), "freeze": 1},
-            "as a whole only",
-        ),
+        ({"batch": 0}, "is not a step"),
+        ({"length": 65}, "at most 64"),
+        ({"accumulate": -2}, "is not a step"),
+        ({"mode": "train"}, "is not a step"),
+        ({"mixed_precision": True, "dtype": "bfloat16"}, "mixed precision"),
+        ({"lora": 4, "freeze": "body"}, "either lora or freeze"),
+        ({"freeze": 3}, "0 to 2 layers"),
+        ({"freeze": "head"}, "0 to 2 layers"),
+        ({"device": "cuda:0"}, "has to be"),
     ],
-    ids=str,
 )
-def test_what_makes_no_sense_is_refused(changes, says):
-    predict_peak(TINY, 1, 8)  # its answer is remembered and must not be found for what looks alike
+def test_what_would_measure_something_else_is_refused(changes, says):
     with pytest.raises(ValueError, match=says):
         predict_peak(**{"config": TINY, "batch": 1, "length": 8} | changes)
-
-
-def test_a_dtype_of_torch_and_an_integer_of_numpy_are_as_good():
-    assert predict_peak(TINY, numpy.int64(3), 8, dtype=torch.bfloat16) == predict_peak(
-        TINY, 3, 8, dtype="bfloat16"
-    )
-    assert predict_peak(TINY, 3, 8, freeze=numpy.int64(1)) == predict_peak(TINY, 3, 8, freeze=1)
-    assert (
-        FakeGPU(numpy.int64(4)).capacity
-        == FakeGPU(numpy.float32(4)).capacity
-        == FakeGPU(4).capacity
-    )
 
 
 @pytest.mark.parametrize(
@@ -329,25 +286,6 @@ def test_inference_knows_no_accumulation_and_the_kind_of_loss_does_not_matter():
         for kind in (None, "multi_label_classification")
     )
     assert multi == single
-
-
-@pytest.mark.parametrize("size", [0, -4, "8", None, True, float("nan"), float("inf")])
-def test_sizes_that_no_memory_has(size):
-    calls = (
-        FakeGPU,
-        predict_peak(TINY, 1, 8).verdict,
-        lambda size: largest_batch(TINY, 8, size),
-    )
-    for call in calls:
-        with pytest.raises(ValueError, match="number of GiB above 0"):
-            call(size)
-    for margin in (1, -0.1, "0.1", True, float("nan")):
-        for call in (
-            predict_peak(TINY, 1, 8).verdict,
-            lambda gib, margin: largest_batch(TINY, 8, gib, margin=margin),
-        ):
-            with pytest.raises(ValueError, match="margin"):
-                call(1, margin=margin)
 
 
 # --- The model of a card ---
@@ -398,7 +336,7 @@ def test_peak_names_its_terms_its_moment_and_its_assumptions():
     assert peak.total - peak.allocated == peak.terms["context"] + peak.terms["allocator"]
     html = peak._repr_html_()
     assert all(
-        text in html for text in (*peak.terms, "total", peak.moment, "not yet confirmed on a card")
+        text in html for text in (*peak.terms, "total", peak.moment, "not yet confirmed on a GPU")
     )
     assert "activations" in str(peak)
 
@@ -529,16 +467,11 @@ def test_an_error_of_pretending_says_so(function, says):
 def test_a_measurement_that_would_be_wrong_is_refused():
     with pytest.raises(RuntimeError, match="a profiler is running"):
         measure_peak(lambda: measure_peak(lambda: torch.ones(9)))
-    with pytest.raises(TypeError, match=r"runs a function.*got a Tensor"):
-        measure_peak(torch.ones(9))
     with pytest.raises(ZeroDivisionError):
         measure_peak(lambda: 1 / 0)
     assert measure_peak(lambda: torch.ones(1000)).allocated == 4000
-    for device in ("mps", "gpu"):
-        with pytest.raises(ValueError, match='"cuda"'):
-            measure_peak(lambda: None, device=device)
     if not torch.cuda.is_available():
-        with pytest.raises(RuntimeError, match='device="cpu"'):
+        with pytest.raises(RuntimeError, match="Predict with"):
             measure_peak(lambda: None, device="cuda")
 
 
@@ -604,15 +537,11 @@ def test_case_14_in_ipython_also_out_and_underscore(fresh_process):
 def test_free_memory_names_who_holds_what():
     model = BertModel(TINY)
     optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
-    with pytest.raises(RuntimeError) as caught:
-        fails_with_a_big_tensor([])
-    saved = caught.value.with_traceback(caught.tb.tb_next)  # without the frame of this test itself
     output = model(torch.ones(1, 4, dtype=torch.long))
     names = {
         "model": model,
         "optimizer": optimizer,
         "output": output,
-        "saved": saved,
         "text": "no tensor",
         "_": model,
     }
@@ -623,7 +552,6 @@ def test_free_memory_names_who_holds_what():
         "model": "model:",
         "optimizer": "optimizer:",
         "output": "output",
-        "saved": "exception,",
     }
 
 
@@ -637,31 +565,9 @@ def test_free_memory_does_not_stumble_over_what_it_looks_into():
         "odd": Raises(a=1),
         "sparse": torch.eye(3).to_sparse(),
         "lazy": torch.nn.LazyLinear(3),
-        5: "number",
     }
     report = free_memory.free_memory(names | {"kept": torch.ones(10)})
-    assert [row[:2] for row in report.holders] == [("kept", 40)]
-    with pytest.raises(TypeError, match="deletes no BertModel: use `del`"):
-        free_memory.free_memory(BertModel(TINY))
-
-
-def test_free_memory_sees_into_generators_and_functions_and_can_be_called_twice():
-    def batches():
-        kept = torch.ones(10)
-        yield kept
-
-    def outer():
-        kept = torch.ones(20)
-        return lambda: kept
-
-    running = batches()
-    next(running)
-    names = {"running": running, "function": outer(), "number": 3, "none": None}
-    for _ in range(2):
-        assert [row[:2] for row in free_memory.free_memory(names).holders] == [
-            ("function", 80),
-            ("running", 40),
-        ]
+    assert [row[:2] for row in report.holders] == [("sparse", 60), ("kept", 40)]
 
 
 def test_case_16_the_second_model_fits_when_the_first_is_gone():
@@ -689,7 +595,7 @@ def test_case_17_on_a_card_the_numbers_are_cudas_own(monkeypatch):
         "max_memory_reserved": 9,
         "mem_get_info": (60, 80),
     }.items():
-        monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
+        monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     ran = []
     assert measure_peak(lambda: ran.append(1), device="cuda") == memory.Measured(7, 9, 20)
@@ -764,15 +670,12 @@ def reentrant(model, use_reentrant=True):
 def test_case_21_reentrant_checkpointing_over_frozen_layers_trains_nothing():
     model = tiny_frozen_below(use_reentrant=True)
     model(**batch_of(2, 8)).loss.backward()
-    with pytest.raises(RuntimeError, match=r"got no gradient.*use_reentrant=False"):
+    with pytest.raises(RuntimeError, match="no gradient for"):
         training_step.check_gradients(model)
     model = tiny_frozen_below(use_reentrant=False)
     model(**batch_of(2, 8)).loss.backward()
     training_step.check_gradients(model)
-    model.zero_grad()
-    with pytest.raises(RuntimeError, match=r"after loss\.backward"):
-        training_step.check_gradients(model)
-    with pytest.raises(RuntimeError, match="no parameter is trainable"):
+    with pytest.raises(RuntimeError, match="any parameter"):
         training_step.check_gradients(model.requires_grad_(False))
 
 
@@ -780,7 +683,7 @@ def test_case_21_reentrant_checkpointing_over_frozen_layers_trains_nothing():
 def test_case_22_no_saving_is_reported_for_a_training_that_does_not_happen():
     step = Step(TINY, 2, 8, freeze=1)
     reentrant(step.model)
-    with pytest.raises(RuntimeError, match="got no gradient"):
+    with pytest.raises(RuntimeError, match="no gradient for"):
         measure_peak(step.run, step.model, step.optimizer)
 
 

@@ -1,4 +1,4 @@
-"""What a notebook keeps alive, and how to let go of it."""
+"""What a notebook keeps alive, and how to let go of it (notebook 02)."""
 
 import contextlib
 import ctypes
@@ -8,79 +8,50 @@ import traceback
 from dataclasses import dataclass
 
 from helpers.core.processes import process_memory
-from helpers.lessons.fake_gpu import format_bytes
-from helpers.lessons.memory import _bytes, _tensors
+from helpers.core.tensors import format_bytes
+from helpers.lessons.memory import alive, storage_bytes
 
 import torch
 from torch.nn import Module
 from torch.optim.optimizer import Optimizer
 
 
-def _what(thing) -> str:
-    kinds = {
-        BaseException: "an exception, with the variables of every function it went through",
-        Optimizer: "an optimizer: its state and the parameters it trains",
-        Module: "a model: its weights and gradients",
-    }
-    for kind, text in kinds.items():
-        if isinstance(thing, kind):
-            return text
-    graph = any(t.grad_fn is not None for t in _tensors(thing))
-    return (
-        "an output with its graph, which keeps the activations of that pass as well"
-        if graph
-        else "tensors"
-    )
-
-
 @dataclass(frozen=True)
 class Freed:
-    """What `free_memory` gave back, in bytes, and who holds the rest.
+    """What `free_memory` gave back.
 
-    Rows of (name, bytes, what it is).
+    Attributes:
+        freed: Bytes.
+        holders: Who holds the rest: name, bytes, what it is.
     """
 
     freed: int
     holders: list[tuple[str, int, str]]
 
     def __str__(self) -> str:
-        rows = [f"  {name}: {format_bytes(size)}, {what}" for name, size, what in self.holders]
-        return "\n".join(
-            [
-                f"Freed {format_bytes(self.freed)}.",
-                "Still held by:" if rows else "No name holds a tensor.",
-                *rows,
-            ]
-        )
+        lines = [f"Freed {format_bytes(self.freed)}."]
+        lines.append("Still held by:" if self.holders else "No name holds a tensor.")
+        lines += [f"  {name}: {format_bytes(size)}, {what}" for name, size, what in self.holders]
+        return "\n".join(lines)
 
 
-def free_memory(namespace: dict | None = None) -> Freed:
-    """Give back what a notebook keeps alive by itself, and name what the reader's own variables still hold.
+def _what(thing) -> str:
+    if isinstance(thing, Optimizer):
+        return "an optimizer: its state and the parameters it trains"
+    if isinstance(thing, Module):
+        return "a model: its weights and gradients"
+    if any(tensor.grad_fn is not None for tensor in alive(thing)):
+        return "an output with its graph, which keeps the activations of that pass as well"
+    return "tensors"
 
-    Forgets the last exception (with the variables of the functions it went through) and, in
-    IPython, `Out`, `_` and their like; then collects garbage; then empties the caches of the C
-    library (on Linux), CUDA and MPS. Nothing that has a name of its own is touched. namespace:
-    where to look for holders, by default the notebook's (or the main script's) variables. `freed`
-    counts CUDA's allocated bytes when CUDA is in use, else the memory of this process.
-    """
-    if not isinstance(namespace, dict | None):
-        raise TypeError(
-            f"free_memory deletes no {type(namespace).__name__}: use `del` for its name, then free_memory()"
-        )
-    in_use = torch.cuda.memory_allocated if torch.cuda.is_initialized() else process_memory
-    before = in_use()
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+
+def _forget_errors(shell) -> None:
+    """Clear the frames of the last exceptions, which hold the variables of their functions."""
     errors = [getattr(sys, name, None) for name in ("last_exc", "last_value")] + [sys.exc_info()[1]]
     if shell is not None:
-        errors += [
-            getattr(shell.last_execution_result, "error_in_exec", None),
-            getattr(shell.InteractiveTB, "evalue", None),
-        ]
+        errors.append(getattr(shell.last_execution_result, "error_in_exec", None))
+        errors.append(getattr(shell.InteractiveTB, "evalue", None))
         shell.last_execution_result = shell.InteractiveTB.tb = shell.InteractiveTB.evalue = None
-        if shell.displayhook.do_full_cache:
-            shell.displayhook.flush()
-        for names in (shell.user_ns, shell.user_ns_hidden):  # of these, flush forgets some
-            names.update({"_": "", "__": "", "___": ""})
     known = {id(None)}  # `raise error from error` makes a ring
     while errors:
         error = errors.pop()
@@ -90,6 +61,17 @@ def free_memory(namespace: dict | None = None) -> Freed:
             errors += [error.__cause__, error.__context__]
     for name in ("last_exc", "last_type", "last_value", "last_traceback"):
         vars(sys).pop(name, None)
+
+
+def _forget_outputs(shell) -> None:
+    """Clear `Out`, `_` and their like."""
+    if shell.displayhook.do_full_cache:
+        shell.displayhook.flush()
+    for names in (shell.user_ns, shell.user_ns_hidden):  # of these, flush forgets some
+        names.update({"_": "", "__": "", "___": ""})
+
+
+def _empty_caches() -> None:
     gc.collect()
     with contextlib.suppress(TypeError, OSError, AttributeError):  # Windows, macOS
         ctypes.CDLL(None).malloc_trim(0)
@@ -97,16 +79,37 @@ def free_memory(namespace: dict | None = None) -> Freed:
         torch.cuda.empty_cache()
     if torch.backends.mps.is_available():
         torch.mps.empty_cache()
+
+
+def free_memory(namespace: dict | None = None) -> Freed:
+    """Give back what a notebook keeps alive by itself, and name what the reader's names hold.
+
+    Forgets the last exception and, in IPython, `Out`, `_` and their like; then collects garbage;
+    then empties the caches of the C library, CUDA and MPS. Nothing that has a name is touched.
+
+    Args:
+        namespace: Where to look for holders; by default the notebook's variables.
+
+    Returns:
+        What it freed: of CUDA's allocated bytes if CUDA is in use, else of the process.
+    """
+    in_use = torch.cuda.memory_allocated if torch.cuda.is_initialized() else process_memory
+    before = in_use()
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    _forget_errors(shell)
+    if shell is not None:
+        _forget_outputs(shell)
+    _empty_caches()
+    own = {}
+    if shell is not None:
+        own = shell.user_ns_hidden  # names that IPython made
     if namespace is None:
         namespace = shell.user_ns if shell is not None else vars(sys.modules["__main__"])
-    own = (
-        shell.user_ns_hidden if shell is not None else {}
-    )  # names that IPython made: Out, exit, get_ipython
-    rows = []
+    holders = []
     for name, thing in namespace.items():
-        with contextlib.suppress(
-            Exception
-        ):  # the reader's own classes may raise when they are looked into
-            if not name.startswith("_") and name not in own and (size := _bytes(_tensors(thing))):
-                rows.append((name, size, _what(thing)))
-    return Freed(max(before - in_use(), 0), sorted(rows, key=lambda row: -row[1]))
+        if name.startswith("_") or name in own:
+            continue
+        with contextlib.suppress(Exception):  # the reader's classes may raise when looked into
+            if size := storage_bytes(alive(thing)):
+                holders.append((name, size, _what(thing)))
+    return Freed(max(before - in_use(), 0), sorted(holders, key=lambda row: -row[1]))

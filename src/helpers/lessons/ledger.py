@@ -48,6 +48,11 @@ class Ledger(FakeTensorMode):
         self.live, self.held, self.segments = {}, Counter(), Counter()
         self.peaks = {}  # of every phase: (bytes, terms, where, what the allocator's segments add)
 
+    def begin(self, phase: str) -> None:
+        """Begin a phase of a step; what it allocates gets the phase's label."""
+        self.phase = phase
+        self.label = "optimizer" if phase == "optimizer step" else "activations"
+
     @property
     def allocated(self) -> int:
         return sum(self.held.values())
