@@ -1,8 +1,7 @@
 """Device placement: choose a device, move everything there, prove it (notebook 01).
 
 Computation happens where the tensors are, so every function here asks the tensors themselves,
-never a global variable or another model. The device "meta" (shapes without data) is one like any
-other.
+never a global variable or another model.
 """
 
 import copy
@@ -10,7 +9,6 @@ import os
 import re
 import warnings
 from collections import UserDict
-from collections.abc import Iterator
 from typing import Any
 
 from helpers.core import tensors
@@ -30,12 +28,12 @@ ACCEPTED = (
 )
 
 
-def resolve_device(spec: Any = None, *, counts: dict[str, int] | None = None) -> torch.device:
+def resolve_device(spec: Any = "auto", *, counts: dict[str, int] | None = None) -> torch.device:
     """Return the device that is asked for; it is used or refused, never replaced by the CPU.
 
     Args:
-        spec: None or "auto" takes the best device there is (cuda, then mps, then cpu). A whole
-            number n means GPU n, and -1 the CPU, as in transformers' pipelines.
+        spec: "auto" takes the best device there is (cuda, then mps, then cpu). A whole number n
+            means GPU n, and -1 the CPU, as in transformers' pipelines.
         counts: Pretends that there are so many devices, such as {"cuda": 2, "mps": 0}.
 
     Raises:
@@ -45,49 +43,42 @@ def resolve_device(spec: Any = None, *, counts: dict[str, int] | None = None) ->
     if counts is None:
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
         counts = {"cuda": gpus, "mps": int(torch.backends.mps.is_available())}
-    if spec is None or (isinstance(spec, str) and spec == "auto"):
-        best = [kind for kind in ("cuda", "mps") if counts.get(kind)]
-        return torch.device(f"{best[0]}:0" if best else "cpu")
-    if isinstance(spec, int) and not isinstance(spec, bool):
-        spec = "cpu" if spec == -1 else f"cuda:{spec}"
-    elif isinstance(spec, torch.device):
-        spec = str(spec)
-    known = isinstance(spec, str) and re.fullmatch(
-        r"(cpu|meta)(?::0)?|(cuda|mps)(?::(0|[1-9]\d*))?", spec, re.A
-    )
-    if not known:
+    name = str(spec) if isinstance(spec, str | torch.device) else ""
+    if type(spec) is int and spec >= -1:
+        name = "cpu" if spec == -1 else f"cuda:{spec}"
+    found = re.fullmatch(r"(auto|cpu|meta)|(cuda|mps)(?::(\d+))?", name, re.ASCII)
+    if not found:
         raise ValueError(
             f"{spec!r} is not the name of a device{_likely(spec)}. Accepted: {ACCEPTED}."
         )
-    if known[1]:
-        return torch.device(known[1])
-    kind, index = known[2], int(known[3] or 0)
-    if index < counts.get(kind, 0):
-        return torch.device(kind, index)
-    raise RuntimeError(_absent(spec, kind, counts.get(kind, 0)))
+    kind, index = found[2] or found[1], int(found[3] or 0)
+    if kind == "auto":
+        kind = next((best for best in ("cuda", "mps") if counts.get(best)), "cpu")
+    if kind in ("cpu", "meta"):
+        return torch.device(kind)
+    if index >= counts.get(kind, 0):
+        raise RuntimeError(_absent(spec, kind, counts.get(kind, 0)))
+    return torch.device(kind, index)
 
 
 def _likely(spec: Any) -> str:
     """Return a hint for names such as "gpu", "CUDA:0" and "cuda: 0"."""
     plain = re.sub(r"\s", "", str(spec)).lower().replace("gpu", "cuda")
-    found = re.fullmatch(r"(cpu|meta|auto|cuda|mps|):?(\d*)", plain, re.ASCII)
+    found = re.fullmatch(r"(cpu|meta|auto|cuda|mps)?:?(\d*)", plain, re.ASCII)
     if not found or not plain:
         return ""
     kind = found[1] or "cuda"
-    name = f"{kind}:{int(found[2])}" if found[2] and kind in ("cuda", "mps") else kind
+    name = f"{kind}:{found[2]}" if found[2] and kind in ("cuda", "mps") else kind
     return f" (did you mean {name!r}?)"
 
 
-def _absent(spec: str, kind: str, there: int) -> str:
-    if kind != "cuda":
-        return (
-            f"{spec!r} was asked for, but {there} MPS devices are visible: it is a Mac's one GPU."
-        )
+def _absent(spec: Any, kind: str, there: int) -> str:
+    if kind == "mps":
+        return f"{spec!r} was asked for; this process sees {there} MPS devices (a Mac has one)."
     mask = os.environ.get("CUDA_VISIBLE_DEVICES")
     why = f"use 'cuda:0' to 'cuda:{there - 1}'" if there else cuda_status().reason.rstrip(".")
-    plural = "" if there == 1 else "s"
     return (
-        f"{spec!r} was asked for, but this process sees {there} CUDA device{plural}: {why}. "
+        f"{spec!r} was asked for, but this process sees {there} CUDA device(s): {why}. "
         f"CUDA_VISIBLE_DEVICES is {'not set' if mask is None else repr(mask)}; the GPUs it makes "
         "visible are renumbered from 0, whatever nvidia-smi calls them, and it counts only when "
         "set before torch starts CUDA."
@@ -97,14 +88,11 @@ def _absent(spec: str, kind: str, there: int) -> str:
 def audit(model: nn.Module) -> pd.DataFrame:
     """List every tensor of a model: name, kind, device, dtype, shape, bytes, note.
 
-    The kinds are those of `core.tensors.walk`. Tied tensors count once: the later ones have 0
-    bytes.
+    The kinds are those of `core.tensors.walk`. Tied tensors count once, under their first name.
     """
-    if not isinstance(model, nn.Module):  # a pipeline's tensors would all look like strays
-        raise TypeError(f"audit takes a module, such as .model of a {type(model).__name__}")
     rows, first = [], {}
     for name, kind, tensor in tensors.walk(model):
-        owner = first.setdefault(_memory(tensor), name)
+        owner = first.setdefault(id(tensor), name)
         notes = {
             "stays behind": kind == "plain attribute",
             f"shares memory with {owner}": owner != name,
@@ -112,53 +100,40 @@ def audit(model: nn.Module) -> pd.DataFrame:
             "not initialised": is_lazy(tensor),
         }
         note = ", ".join(text for text, holds in notes.items() if holds)
-        shape = () if is_lazy(tensor) or tensor.is_nested else tuple(tensor.shape)
+        shape = () if is_lazy(tensor) else tuple(tensor.shape)
         dtype = str(tensor.dtype).removeprefix("torch.")
         size = tensors.nbytes(tensor) if owner == name else 0
         rows.append((name, kind, str(tensor.device), dtype, shape, size, note))
     return pd.DataFrame(rows, columns=["name", "kind", "device", "dtype", "shape", "bytes", "note"])
 
 
-def _memory(tensor: torch.Tensor) -> Any:
-    """Return what two tensors of the same memory have in common."""
-    try:
-        address = tensor.data_ptr()
-    except (RuntimeError, ValueError):  # a tensor without memory of its own
-        address = 0
-    return (tensor.device, address) if address else id(tensor)
-
-
-def left_behind(model: nn.Module, device: Any) -> list[str]:
-    """List the tensors of a model that are elsewhere, by name, plain attributes included."""
-    table = audit(model)
-    return table["name"][table["device"] != str(resolve_device(device))].tolist()
+def left_behind(value: Any, device: Any) -> list[str]:
+    """List the tensors of a model or batch that are elsewhere, plain attributes included."""
+    target = resolve_device(device)
+    return [name for name, _, tensor in tensors.walk(value) if tensor.device != target]
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Return the one device that all parameters and buffers of a model are on.
+    """Return the one device of all parameters and buffers of a model.
 
     Raises:
         RuntimeError: If there are several, or none.
     """
-    table = audit(model)[lambda rows: rows["kind"] != "plain attribute"].groupby("device")["name"]
-    if len(table) == 1:
-        return torch.device(next(iter(table.groups)))
-    places = [f"{name!r} is on {at}" for at, name in table.first().items()]
-    if not places:
-        raise RuntimeError(
-            "the model has no tensors (devices: none): it computes where its inputs are"
-        )
-    counts = table.size().to_dict()
-    way = "; ".join([*places, "move() brings them together"])
-    raise RuntimeError(f"the model's tensors are on several devices ({counts}): {way}")
+    places = {}
+    for name, kind, tensor in tensors.walk(model):
+        if kind != "plain attribute":
+            places.setdefault(tensor.device, []).append(name)
+    if len(places) == 1:
+        return next(iter(places))
+    found = [f"{len(names)} on {at}, such as {names[0]!r}" for at, names in places.items()]
+    raise RuntimeError(f"not one device for the model's tensors: {'; '.join(found) or 'none'}")
 
 
 def move(obj: Any, device: Any) -> Any:
     """Return a value with every tensor in it on a device; use what is returned.
 
     Modules move in place, as in PyTorch. Tensors, containers and objects that hold tensors come
-    back as new ones, and the old ones stay as they were. What was shared stays shared. A warning
-    names plain tensor attributes that a module leaves behind.
+    back as new ones. A warning names what stays behind, such as a module's plain attributes.
 
     Raises:
         RuntimeError: For tensors without data, before anything moved.
@@ -167,45 +142,35 @@ def move(obj: Any, device: Any) -> Any:
     target = resolve_device(device)
     empty = [name or "this tensor" for name, _, tensor in tensors.walk(obj) if tensor.is_meta]
     if empty and target.type != "meta":
-        more = ", ..." if len(empty) > 8 else ""
         raise RuntimeError(
-            f"without data, being on the meta device: {', '.join(empty[:8])}{more}. Load these or "
+            f"without data, being on the meta device: {', '.join(empty[:8])}. Load these or "
             "compute them again (a buffer outside the state dict is never loaded), then move. "
             "to_empty() does not help: it gives them memory, not values."
         )
-    return _moved(obj, target, {})
+    new = _moved(obj, target)
+    if behind := left_behind(new, target):
+        text = f"stayed behind, being neither parameter nor buffer: {', '.join(behind)}"
+        warnings.warn(f"{text}; use register_buffer()", stacklevel=2)
+    return new
 
 
-def _moved(obj: Any, target: torch.device, done: dict[int, Any]) -> Any:
-    """Move a value; `done` has what was met before, by id, so that sharing and cycles stay."""
-    if id(obj) in done:
-        return done[id(obj)]
+def _moved(obj: Any, target: torch.device) -> Any:
     if isinstance(obj, torch.optim.Optimizer):
-        message = "move the model, then build the optimizer, then load its state"
-        raise TypeError(f"an optimizer cannot be moved: {message}")
-    if isinstance(obj, Iterator):
-        raise TypeError(f"a {type(obj).__name__} can be read only once: move(list(...), device)")
-    if isinstance(obj, nn.Module):
-        new = move_to(obj, target)
-        if behind := left_behind(obj, target):
-            text = f"stayed behind, being neither parameter nor buffer: {', '.join(behind)}"
-            warnings.warn(f"{text}; use register_buffer()", stacklevel=3)
-    elif isinstance(obj, torch.Tensor):
-        new = move_to(obj, target)
-    elif isinstance(obj, tuple | frozenset | set):
-        parts = [_moved(part, target, done) for part in obj]
-        new = obj._make(parts) if hasattr(obj, "_make") else type(obj)(parts)
-    elif isinstance(obj, list | dict | UserDict):  # a ModelOutput's attributes follow its items
-        done[id(obj)] = new = copy.copy(obj)
+        raise TypeError("move the model, then build the optimizer, then load its state")
+    if isinstance(obj, nn.Module | torch.Tensor):
+        return move_to(obj, target)
+    if isinstance(obj, tuple | frozenset | set):
+        parts = [_moved(part, target) for part in obj]
+        return obj._make(parts) if hasattr(obj, "_make") else type(obj)(parts)
+    if next(tensors.walk(obj), None) is None:
+        return obj
+    new = copy.copy(obj)
+    if isinstance(obj, list | dict | UserDict):  # a ModelOutput's attributes follow its items
         for key in range(len(obj)) if isinstance(obj, list) else obj:
-            new[key] = _moved(obj[key], target, done)
-    elif next(tensors.walk(obj), None):  # dataclasses, caches and other objects with tensors
-        done[id(obj)] = new = copy.copy(obj)
-        for key, part in getattr(obj, "__dict__", {}).items():
-            object.__setattr__(new, key, _moved(part, target, done))
-    else:
-        new = obj
-    done[id(obj)] = new
+            new[key] = _moved(obj[key], target)
+    else:  # dataclasses, caches and other objects with tensors
+        for key, part in vars(obj).items():
+            object.__setattr__(new, key, _moved(part, target))
     return new
 
 
@@ -213,33 +178,31 @@ def check_call(model: nn.Module, inputs: Any) -> torch.device:
     """Return the device of the model that is about to be called, if the inputs are there.
 
     Raises:
-        RuntimeError: If they are not; it names the inputs and the parameter that disagree, and
-            says which side did not move.
+        RuntimeError: If not; it names the inputs and the parameter that disagree, and the side
+            that did not move.
     """
     device = device_of(model)
     places = [(name or "inputs", tensor.device) for name, _, tensor in tensors.walk(inputs)]
     wrong = [place for place in places if place[1] != device]
     if wrong:
         strays = ", ".join(f"input {name!r} is on {at}" for name, at in wrong)
-        name = next(iter(model.state_dict()))
         side = f"The other inputs are there: inputs = move(inputs, '{device}')."
         if len(wrong) == len(places):
             side = which_side_stayed("input", str(wrong[0][1]), str(device))
+        name = next(iter(model.state_dict()))
         raise RuntimeError(f"{strays}; the model's {name!r} is on {device}. {side}")
     return device
 
 
 def call(model: nn.Module, inputs: Any) -> Any:
-    """Run a model on inputs moved to its device: a mapping, a list or tuple, or one value.
+    """Run a model on inputs moved to its device: a mapping of arguments, or one value.
 
     The first call of each model prints the device, and a better one that stands idle.
     """
     device = device_of(model)
     announce_device(model, device)
     inputs = move(inputs, device)
-    if isinstance(inputs, dict | UserDict):
-        return model(**inputs)
-    return model(*inputs) if type(inputs) in (list, tuple) else model(inputs)
+    return model(**inputs) if isinstance(inputs, dict | UserDict) else model(inputs)
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
