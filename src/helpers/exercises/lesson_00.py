@@ -11,38 +11,35 @@ import torch
 def check_00_1(
     answer: tuple[str, str], classify: Callable[[list[str]], torch.Tensor]
 ) -> str | None:
-    """A sentence of at least three words with the label a person gives it, which `classify` gets wrong."""
-    if not (
-        isinstance(answer, tuple | list)
-        and len(answer) == 2
-        and answer[1] in ("positive", "negative")
-    ):
+    """A sentence of three words or more and its true label, which `classify` gets wrong."""
+    pair = isinstance(answer, tuple | list) and len(answer) == 2
+    if not pair or answer[1] not in ("positive", "negative"):
         return 'the answer is a pair: (a sentence, "positive" or "negative")'
     sentence, label = answer
     if not isinstance(sentence, str) or len(sentence.split()) < 3:
         return "the first of the two has to be a sentence, three words at least"
     chance = float(classify([sentence])[0])
     if (chance > 0.5) == (label == "positive"):
-        return f"the classifier agrees with you: P(positive) = {chance:.2f}. Try negation, irony or faint praise"
+        return (
+            f"the classifier agrees with you: P(positive) = {chance:.2f}. "
+            "Try negation, irony or faint praise"
+        )
     return None
 
 
 @exercise
 def check_00_2(answer: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> str | None:
-    """A function (hidden, mask) that gives the largest value over the real tokens, shape (texts, width)."""
+    """A function (hidden, mask) of the largest value over the real tokens: (texts, width)."""
     hidden = -1 - torch.rand(2, 5, 3, generator=torch.Generator().manual_seed(0))  # all negative
     mask = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
     hidden[0, 3:] = -0.5  # larger than every real token of the first text
     before = hidden.clone()
     result = answer(hidden, mask)
-    if (
-        hasattr(result, "indices")
-        and hasattr(result, "values")
-        and not isinstance(result, torch.Tensor)
-    ):
+    if hasattr(result, "indices") and not isinstance(result, torch.Tensor):
         return ".max(dim=1) gives values and positions: use .amax(dim=1), or .values of it"
-    if not isinstance(result, torch.Tensor) or result.shape != (2, 3):
-        return f"the result should be a tensor of shape (2, 3), not {getattr(result, 'shape', type(result).__name__)}"
+    shape = getattr(result, "shape", type(result).__name__)
+    if shape != (2, 3):
+        return f"the result should be a tensor of shape (2, 3), not {shape}"
     if torch.equal(result[0], torch.zeros(3)):
         return "padding set to 0 wins when all real values are negative"
     if torch.equal(result[0], before[0].amax(dim=0)):
