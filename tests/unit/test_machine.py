@@ -259,9 +259,9 @@ def facts(**changes) -> dict:
     ("changes", "cause"),
     [
         ({"names": (), "torch": None}, "torch is not installed"),
-        ({"names": (), "card": False, "driver": False}, "no NVIDIA card"),
-        ({"names": (), "card": False, "driver": False, "build": None}, "no NVIDIA card"),
-        ({"names": (), "card": None, "driver": False, "system": "win32"}, "no NVIDIA card"),
+        ({"names": (), "card": False, "driver": False}, "no NVIDIA GPU"),
+        ({"names": (), "card": False, "driver": False, "build": None}, "no NVIDIA GPU"),
+        ({"names": (), "card": None, "driver": False, "system": "win32"}, "no NVIDIA GPU"),
         ({"names": (), "build": None}, "CPU-only build"),
         ({"names": (), "build": None, "driver": False}, "CPU-only build"),
         ({"names": (), "build": None, "card": None, "system": "win32"}, "CPU-only build"),

@@ -11,7 +11,7 @@ from helpers.core.machine import _read
 
 
 class CudaStatus(NamedTuple):
-    """Whether torch can compute on a CUDA device, and a sentence that says why (not) and what to do about it."""
+    """Whether torch can compute on a CUDA device, and a sentence that says why (not)."""
 
     available: bool
     reason: str
@@ -25,17 +25,28 @@ def explain_cuda(system, torch, build, card, driver, visible, names) -> CudaStat
         driver: the driver's library loads;
     visible: the variable CUDA_VISIBLE_DEVICES or None; names: of the devices that torch can use.
     """
+    usable = f"torch can use {len(names)} CUDA device(s): {', '.join(names)}."
     causes = (
-        (names, f"torch can use {len(names)} CUDA device(s): {', '.join(names)}."),
-        (torch is None, "torch is not installed in this Python: install it, or start the Python that has it."),
-        (system == "darwin", "Macs have no CUDA: on Apple silicon use the device 'mps', else 'cpu'."),
-        (not (driver or card),
-         "no NVIDIA card was found in this machine: use the CPU, which is enough for this tutorial."),
-        (build is None, f"torch {torch} is a CPU-only build: install torch's CUDA build to use the NVIDIA card."),
-        (not driver, "the NVIDIA card has no driver: install it, or start the container with access to the GPU."),
-        (visible is not None,
-         f"CUDA_VISIBLE_DEVICES={visible!r} hides the card: unset it, or name a card, before Python starts."),
-        (True, f"the driver gives torch (for CUDA {build}) no card: run nvidia-smi, the driver may be too old."),
+        (names, usable),
+        (torch is None, "torch is not installed in this Python: install it, or start another one."),
+        (system == "darwin", "Macs have no CUDA: on Apple silicon use 'mps', else 'cpu'."),
+        (
+            not (driver or card),
+            "no NVIDIA GPU was found in this machine: use the CPU, which is enough here.",
+        ),
+        (
+            build is None,
+            f"torch {torch} is a CPU-only build: install torch's CUDA build to use the GPU.",
+        ),
+        (
+            not driver,
+            "the NVIDIA GPU has no driver: install it, or start the container with the GPU.",
+        ),
+        (
+            visible is not None,
+            f"CUDA_VISIBLE_DEVICES={visible!r} hides the GPU: unset it before Python starts.",
+        ),
+        (True, f"the driver gives torch (for CUDA {build}) no GPU: too old? (nvidia-smi)."),
     )  # fmt: skip
     return CudaStatus(bool(names), next(sentence for holds, sentence in causes if holds))
 

@@ -108,7 +108,7 @@ def usable_cpus(root: str | os.PathLike = "/") -> int:
 
 
 def _memory(root: str | os.PathLike) -> tuple[int, int]:
-    """Bytes of RAM in all and available, on the machine and inside each control group that limits memory."""
+    """Return bytes of RAM in all and available, on the machine and in its control groups."""
     total, available = psutil.virtual_memory().total, psutil.virtual_memory().available
     for group in _cgroups("memory", root):
         # The cache of files read counts as used; what of it was not read lately is dropped when
@@ -136,7 +136,7 @@ def memory_total(root: str | os.PathLike = "/") -> int:
 
 
 def memory_available(root: str | os.PathLike = "/") -> int:
-    """Bytes of RAM that can be taken now without swapping, on the machine and inside the container's limit."""
+    """Return the bytes of RAM that can be taken now without swapping, in the container's limit."""
     return _memory(root)[1]
 
 
@@ -256,6 +256,7 @@ def describe_machine(threads: int | None = None) -> str:
         if name in found
     ]
     return (
-        f"{cpu_name()} ({cpu}) · {usable_cpus()} usable CPUs, {threads} threads · {memory_total() / 2**30:.1f} GiB RAM "
-        f"· {', '.join(gpus) or 'no GPU'} · {platform.system()}, Python {found['python']} · {', '.join(packages)}"
+        f"{cpu_name()} ({cpu}) · {usable_cpus()} usable CPUs, {threads} threads · "
+        f"{memory_total() / 2**30:.1f} GiB RAM · {', '.join(gpus) or 'no GPU'} · "
+        f"{platform.system()}, Python {found['python']} · {', '.join(packages)}"
     )

@@ -46,8 +46,9 @@ class Paired:
 
     def __str__(self) -> str:
         return (
-            f"{100 * self.difference:+.1f} points (95 % interval {100 * self.low:+.1f} to {100 * self.high:+.1f}; "
-            f"only one is right on {self.only_a} and {self.only_b} of {self.n:,} texts, McNemar p = {self.p:.2g})"
+            f"{100 * self.difference:+.1f} points (95 % interval {100 * self.low:+.1f} to "
+            f"{100 * self.high:+.1f}; only one is right on {self.only_a} and {self.only_b} of "
+            f"{self.n:,} texts, McNemar p = {self.p:.2g})"
         )
 
 

@@ -41,7 +41,7 @@ matplotlib.rcParams.update(
 
 
 def html(fig: Figure, alt: str) -> str:
-    """`fig` as an HTML <figure> that holds the picture, `alt` as its text alternative and as visible caption.
+    """Return a figure as HTML, with a text as its alternative and its visible caption.
 
     Closes the figure. Raises ValueError if `alt` is empty: it is the sentence that says what the
     picture shows.

@@ -29,7 +29,7 @@ def process_memory(children: bool = False) -> int:
 def process_peak() -> int:
     """Bytes of RAM (resident set) that this process held at its peak so far."""
     peak = re.search(r"^VmHWM:\s+(\d+) kB$", _read(Path("/proc/self/status")), re.MULTILINE)
-    if peak:  # not getrusage: on Linux its maximum also counts the parent, whose memory the process was started from
+    if peak:  # getrusage would also count the parent, from whose memory the process was started
         return int(peak[1]) * 1024
     if sys.platform == "win32":
         return psutil.Process().memory_info().peak_wset
@@ -45,6 +45,8 @@ def run_in_subprocess(function: Callable, *arguments, **options):
 
     Args:
         function: One that can be imported by name; arguments and result are sent over.
+        *arguments: Of the function.
+        **options: Of the function.
 
     Returns:
         What the function returns.

@@ -71,12 +71,14 @@ def walk(value: Any, name: str = "") -> Iterator[tuple[str, str, torch.Tensor]]:
     yield from _walk(name, value, seen, 0)
 
 
-def _registered(module: nn.Module) -> Iterator[tuple[str, str, torch.Tensor]]:
-    saved = module.state_dict(keep_vars=True).keys()
-    for name, tensor in module.named_parameters(remove_duplicate=False):
-        yield name, "parameter", tensor
-    for name, tensor in module.named_buffers(remove_duplicate=False):
-        yield name, "buffer" if name in saved else "non-persistent buffer", tensor
+def _registered(root: nn.Module) -> Iterator[tuple[str, str, torch.Tensor]]:
+    saved = root.state_dict(keep_vars=True).keys()
+    own = {"recurse": False, "remove_duplicate": False}
+    for prefix, module in root.named_modules(remove_duplicate=False):
+        for name, tensor in module.named_parameters(prefix, **own):
+            yield name, "parameter", tensor
+        for name, tensor in module.named_buffers(prefix, **own):
+            yield name, "buffer" if name in saved else "non-persistent buffer", tensor
 
 
 def _walk(name: str, value: Any, seen: set[int], depth: int):
@@ -102,5 +104,6 @@ def _parts(value: Any) -> list[tuple[str, Any]]:
         return []
     held = getattr(value, "__dict__", {})
     if isinstance(value, nn.Module):
-        held = value._parameters | value._buffers | value._modules | held
+        own = value.named_parameters(recurse=False), value.named_buffers(recurse=False)
+        held = dict([*own[0], *own[1], *value.named_children()]) | held
     return [(f".{key}", part) for key, part in held.items()]

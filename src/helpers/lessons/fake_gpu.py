@@ -91,12 +91,12 @@ def fake_machine(ledger: Ledger) -> Iterator[None]:
     This machine's random numbers stay put.
     """
 
-    def rng_state() -> torch.Tensor:  # of a card's step it would lie in the computer's memory
+    def rng_state() -> torch.Tensor:  # of a GPU's step it would lie in the computer's memory
         return torch.empty(0 if ledger.card else RNG_STATE, dtype=torch.uint8)
 
     def pick_foreach(
         optimizer, args, kwargs
-    ) -> None:  # as torch.optim does by itself for parameters on a card
+    ) -> None:  # as torch.optim does by itself for parameters on a GPU
         for group in optimizer.param_groups:
             if group.get("foreach", False) is None and not group.get("fused"):
                 group["foreach"] = True
@@ -125,22 +125,23 @@ def fake_machine(ledger: Ledger) -> Iterator[None]:
 
 
 class FakeGPU:
-    """A card of `gib` GiB, in a `with` block.
+    """A GPU of `gib` GiB, in a `with` block.
 
-    What does not fit raises `torch.OutOfMemoryError`, as on that card.
+    What does not fit raises `torch.OutOfMemoryError`, as on that GPU.
 
     Without CUDA nothing is allocated or computed inside (numbers read as nan); with CUDA (or
     `pretend=False`) the code runs for real, and PyTorch is held to `gib` less the context. Ordinary
     code works, with `gpu.device` for the device: build models inside, or bring them and their
     inputs in with `gpu.place`. Raises ValueError if the size is too small for a CUDA context, or
-    larger than the real card.
+    larger than the real GPU.
     """
 
     def __init__(self, gib: float, pretend: bool | None = None):
         self.capacity = gib_to_bytes(gib) - CUDA_CONTEXT - CUBLAS_WORKSPACE
         if self.capacity <= 0:
             raise ValueError(
-                f"a card of {gib} GiB could not even hold the CUDA context of {format_bytes(CUDA_CONTEXT)}"
+                f"a GPU of {gib} GiB could not even hold the CUDA context of "
+                f"{format_bytes(CUDA_CONTEXT)}"
             )
         self.pretend = not torch.cuda.is_available() if pretend is None else pretend
         self.device = "cpu" if self.pretend else "cuda"
@@ -149,7 +150,7 @@ class FakeGPU:
     def __enter__(self):
         if self._inside:
             raise RuntimeError(
-                "this card is in use already: make another FakeGPU for a block within its block"
+                "this GPU is in use already: make another FakeGPU for a block within its block"
             )
         with contextlib.ExitStack() as stack:
             if self.pretend:
@@ -158,7 +159,8 @@ class FakeGPU:
                 total = torch.cuda.mem_get_info()[1]
                 if self.capacity > total:
                     raise ValueError(
-                        f"this card has {format_bytes(total)}: too small to stand for {format_bytes(self.capacity)}"
+                        f"this GPU has {format_bytes(total)}: too small to stand for "
+                        f"{format_bytes(self.capacity)}"
                     )
                 torch.cuda.empty_cache()
                 before = torch.cuda.get_per_process_memory_fraction()
@@ -171,24 +173,25 @@ class FakeGPU:
         inside, self._inside = self._inside, None
         inside.__exit__(kind, error, trace)
         if self.pretend and re.search("support for cuda devices|compiled with CUDA", str(error)):
-            error.add_note('A pretended card is not called "cuda": write gpu.device.')
+            error.add_note('A pretended GPU is not called "cuda": write gpu.device.')
 
     @property
     def allocated(self) -> int:
-        """Bytes that tensors take on the card now."""
+        """Bytes that tensors take on the GPU now."""
         return self._ledger.allocated if self.pretend else torch.cuda.memory_allocated()
 
     def place(self, thing):
-        """A module, a tensor, or a mapping of tensors (a tokenizer's answer), brought to the card and returned."""
+        """Return a module, a tensor or a mapping of tensors, brought to the GPU."""
         if not self._inside:
             raise RuntimeError(
-                "the card is there only inside its block: `with FakeGPU(...) as gpu:`"
+                "the GPU is there only inside its block: `with FakeGPU(...) as gpu:`"
             )
         if isinstance(thing, Mapping):
             return {name: self.place(value) for name, value in thing.items()}
         if not isinstance(thing, (Module, torch.Tensor)):
             raise TypeError(
-                f"place takes a module, a tensor or a mapping of tensors, not a {type(thing).__name__}"
+                "place takes a module, a tensor or a mapping of tensors, not a "
+                f"{type(thing).__name__}"
             )
         if not self.pretend:
             return thing.to(self.device)

@@ -28,15 +28,16 @@ aten = torch.ops.aten
 
 
 IN_PLACE = {  # these allocate nothing: between tensors of one kind they need not be run
-    aten.add_.Tensor, aten.mul_.Tensor, aten.addcmul_.default, aten.addcdiv_.default, aten.lerp_.Scalar,
-    aten.zero_.default, aten.fill_.Scalar, aten.normal_.default, aten.uniform_.default,
+    aten.add_.Tensor, aten.mul_.Tensor, aten.addcmul_.default, aten.addcdiv_.default,
+    aten.lerp_.Scalar, aten.zero_.default, aten.fill_.Scalar, aten.normal_.default,
+    aten.uniform_.default,
 }  # fmt: skip
 
 
 class Ledger(FakeTensorMode):
-    """Adds up live storages by label, remembers the highest moment, and refuses what exceeds `capacity`.
+    """Adds up live storages by label, remembers the peak, and refuses what exceeds `capacity`.
 
-    For a card, sizes follow PyTorch's caching allocator (CUDACachingAllocator.cpp): blocks are
+    For a GPU, sizes follow PyTorch's caching allocator (CUDACachingAllocator.cpp): blocks are
     multiples of 512 bytes, cut from segments of 2 MiB (blocks to 1 MiB), of 20 MiB (below 10 MiB),
     or of their own in multiples of 2 MiB.
     """
@@ -55,10 +56,12 @@ class Ledger(FakeTensorMode):
 
     @property
     def allocated(self) -> int:
+        """Return the bytes that tensors take now."""
         return sum(self.held.values())
 
     @property
     def reserved(self) -> int:
+        """Return the bytes of the segments that the allocator took for them."""
         return sum(-(-taken // unit) * unit for unit, taken in self.segments.items())
 
     @classmethod
@@ -77,8 +80,9 @@ class Ledger(FakeTensorMode):
             for arg in args
         ):
             raise RuntimeError(
-                "this model was made outside the pretended GPU, or read from a file, so its weights are still in this "
-                "machine's memory: bring it in with `model = gpu.place(model)`"
+                "this model was made outside the pretended GPU, or read from a file, so its "
+                "weights are still in this machine's memory: bring it in with `model = "
+                "gpu.place(model)`"
             )
         if func in IN_PLACE and args[0].dim() and _of_one_kind(args):
             out = args[0]
@@ -132,6 +136,7 @@ class Ledger(FakeTensorMode):
         self.segments[unit] -= block
 
     def relabel(self, tensor: torch.Tensor, label: str) -> None:
+        """Say what a tensor's memory is for."""
         entry = self.live[tensor.untyped_storage()._cdata]
         self.held[entry[0]] -= entry[1]
         self.held[label] += entry[1]
@@ -141,20 +146,18 @@ class Ledger(FakeTensorMode):
         now = self.allocated + workspace
         if now > self.peaks.get(self.phase, (0,))[0]:
             terms = self.held + Counter({self.label: workspace})
-            self.peaks[self.phase] = (
-                now,
-                terms,
-                self.where or "the start",
-                self.reserved - self.allocated,
-            )
+            rounding = self.reserved - self.allocated
+            self.peaks[self.phase] = (now, terms, self.where or "the start", rounding)
 
     def _out_of_memory(self, size: int) -> str:
         outside, taken = CUDA_CONTEXT + CUBLAS_WORKSPACE, self.reserved
+        kept = taken - self.allocated
         return (
-            f"CUDA out of memory. Tried to allocate {format_bytes(size)}. GPU 0 (pretended) has a total capacity of "
-            f"{format_bytes(self.capacity + outside)} of which {format_bytes(self.capacity - taken)} is free. Including "
-            f"non-PyTorch memory, this process has {format_bytes(taken + outside)} memory in use. Of the allocated "
-            f"memory {format_bytes(self.allocated)} is allocated by PyTorch, and {format_bytes(taken - self.allocated)} is "
+            f"CUDA out of memory. Tried to allocate {format_bytes(size)}. GPU 0 (pretended) has a "
+            f"total capacity of {format_bytes(self.capacity + outside)} of which "
+            f"{format_bytes(self.capacity - taken)} is free. Including non-PyTorch memory, this "
+            f"process has {format_bytes(taken + outside)} memory in use. Of the allocated memory "
+            f"{format_bytes(self.allocated)} is allocated by PyTorch, and {format_bytes(kept)} is "
             "reserved by PyTorch but unallocated."
         )
 

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from helpers.models.catalogue import CATALOGUE, Asset, AssetError
-from helpers.models.download import Provenance, _locate, _obtain
+from helpers.models.download import Provenance, locate, obtain
 
 
 def provenance(loaded) -> Provenance:
@@ -35,10 +35,10 @@ def provenance(loaded) -> Provenance:
 
 
 def config(name: str):
-    """The true `BertConfig` of a model in the catalogue, without weights and without any network."""
+    """Return the true `BertConfig` of a model in the catalogue, without any network."""
     from transformers import BertConfig
 
-    return BertConfig(**_asset(name, a_model=True).config)
+    return BertConfig(**find(name, a_model=True).config)
 
 
 def model(name: str, auto_class=None, **kwargs):
@@ -52,8 +52,8 @@ def model(name: str, auto_class=None, **kwargs):
     import torch
     from transformers import AutoModel, BertConfig
 
-    asset, auto_class = _asset(name, a_model=True), auto_class or AutoModel
-    origin, dtype = _obtain(asset), kwargs.pop("dtype", torch.float32)
+    asset, auto_class = find(name, a_model=True), auto_class or AutoModel
+    origin, dtype = obtain(asset), kwargs.pop("dtype", torch.float32)
     # Only the CPU generator is seeded: torch.manual_seed would also reseed the accelerators.
     with _silent_transformers(), torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
@@ -83,13 +83,14 @@ def tokenizer(name: str):
     """
     from transformers import AutoTokenizer
 
-    asset = _asset(name, a_model=True)
-    origin = files = _obtain(asset)
+    asset = find(name, a_model=True)
+    origin = files = obtain(asset)
     if origin.kind == "stand-in":
-        asset = _asset("minilm")
-        files = _obtain(asset)
+        asset = find("minilm")
+        files = obtain(asset)
         remark = "SciBERT's own differs" if name == "scibert" else "the model's own"
-        source = f"tokenizer with MiniLM-L6's vocabulary, bert-base-uncased, {files.kind} {files.source}: {remark}"
+        vocabulary = "tokenizer with MiniLM-L6's vocabulary, bert-base-uncased"
+        source = f"{vocabulary}, {files.kind} {files.source}: {remark}"
         origin = replace(origin, source=source)
     elif origin.kind == "package":
         origin = replace(origin, digest=asset.package.files["tokenizer.json"])
@@ -114,9 +115,9 @@ def fetch(names=None) -> list[Provenance]:
         else names or [name for name in CATALOGUE if name != "bert-large"]
     )
     found, missing = [], []
-    for asset in [_asset(name) for name in names]:
+    for asset in [find(name) for name in names]:
         try:
-            found.append(_obtain(asset))
+            found.append(obtain(asset))
             print(found[-1], flush=True)
         except AssetError as error:
             missing.append(str(error))
@@ -126,16 +127,17 @@ def fetch(names=None) -> list[Provenance]:
 
 
 def status() -> dict[str, str]:
-    """For each asset "here", "here (package)", "stand-in" or "missing", without asking the network or reading files."""
+    """Return "here", "here (package)", "stand-in" or "missing" for each asset, from file names."""
     words = {"hub": "here", "package": "here (package)"}
     states = {
         name: "stand-in" if asset.stand_in else "missing" for name, asset in CATALOGUE.items()
     }
-    here = [origin for asset in CATALOGUE.values() if (origin := _locate(asset, check=False))]
+    here = [origin for asset in CATALOGUE.values() if (origin := locate(asset, check=False))]
     return states | {origin.name: words[origin.kind] for origin in here}
 
 
-def _asset(name: str, a_model: bool = False) -> Asset:
+def find(name: str, a_model: bool = False) -> Asset:
+    """Return an entry of the catalogue; ValueError names the entries there are."""
     if not isinstance(name, str) or name not in CATALOGUE:
         plain = str(name).lower().replace("_", "-")
         near = [

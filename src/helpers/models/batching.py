@@ -17,7 +17,7 @@ MAX_LENGTH = 128  # tokens at which the classifiers here cut a text
 def encode(
     tokenizer, texts: Iterable, max_length: int = MAX_LENGTH
 ) -> tuple[dict[str, list], list[int]]:
-    """What a tokenizer gives for texts, or pairs of texts, without padding, and the number of tokens of each.
+    """Return what a tokenizer gives for texts or pairs, unpadded, and each text's tokens.
 
     texts: strings, or tuples of two. They are cut at max_length tokens. Raises TypeError for a
     single text, a table or a mapping, whose letters or names would be taken for texts, and for what
@@ -26,7 +26,8 @@ def encode(
     """
     if isinstance(texts, str | bytes | Mapping) or hasattr(texts, "columns"):
         raise TypeError(
-            f"texts is of type {type(texts).__name__}: give a list of texts, or one column of a table"
+            f"texts is of type {type(texts).__name__}: give a list of texts, or one column of "
+            "a table"
         )
     if operator.index(max_length) < 3:
         raise ValueError(f"max_length={max_length} has no room for a word between [CLS] and [SEP]")
@@ -56,7 +57,7 @@ def encode(
 
 
 def pad(tokenizer, encoded: Mapping[str, Sequence], rows: Iterable[int], tensors: str = "pt"):
-    """Some rows of what `encode` gave as a BatchEncoding (rows, longest of them), padded on the right.
+    """Return some rows of what `encode` gave as a BatchEncoding, padded on the right.
 
     tensors: "pt" or "np". The mask is 0 at the padding, whatever names the tokenizer itself thinks
     of.
@@ -91,7 +92,7 @@ def batches(
             raise ValueError(f"{name} must be at least 1, not {value}")
     if any(length < 1 for length in lengths):
         raise ValueError(
-            "a text of length 0 has no tokens: count the special tokens too ([CLS] and [SEP] make 2)"
+            "a text of length 0 has no tokens: count the special tokens ([CLS], [SEP]) too"
         )
     groups: list[list[int]] = []
     for position in sorted(range(len(lengths)), key=lengths.__getitem__):

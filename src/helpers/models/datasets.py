@@ -4,8 +4,8 @@ import csv
 from pathlib import Path
 
 from helpers.core import files
-from helpers.models.assets import _asset
-from helpers.models.download import _obtain
+from helpers.models.assets import find
+from helpers.models.download import obtain
 
 
 def reviews():
@@ -19,8 +19,8 @@ def reviews():
     2014. SST-2 was built from the same snippets, so a model trained on SST-2 has seen these tests.
     Raises AssetError if the texts cannot be had.
     """
-    asset = _asset("reviews")
-    origin = _obtain(asset)
+    asset = find("reviews")
+    origin = obtain(asset)
     table = _rated(origin.folder / list(asset.package.files)[-1])  # the others are for `unlabelled`
     table = table[table["rating"].abs() >= 0.5].reset_index(drop=True)
     table["label"] = (table["rating"] > 0).astype(int)
@@ -38,8 +38,8 @@ def unlabelled():
     """
     import pandas as pd
 
-    asset = _asset("reviews")
-    origin, parts = _obtain(asset), []
+    asset = find("reviews")
+    origin, parts = obtain(asset), []
     for file in list(asset.package.files)[:-1]:
         table = _rated(origin.folder / file).astype({"id": str})
         parts.append(table[["id", "text"]].assign(source=file.removesuffix("_GroundTruth.txt")))

