@@ -1,4 +1,4 @@
-"""The checks of notebook 07's exercises say what is wrong with an answer, and "correct" of right ones."""
+"""The checks of the exercises of notebook 07 say what is wrong with an answer."""
 
 from helpers import exercises
 
@@ -54,9 +54,8 @@ def late(launch, wait, clock):
         (lambda *_: None, "seconds, a number"),
     ],
 )
-def test_case_82_notebook_07_exercise_1(answer, verdict, capsys):
-    exercises.check_07_1(answer)
-    assert verdict in capsys.readouterr().out
+def test_case_82_notebook_07_exercise_1(answer, verdict, said):
+    assert verdict in said(exercises.check_07_1, answer)
 
 
 def windows(ids, limit, size=None, edges=True):
@@ -81,7 +80,7 @@ def overlapping(ids, limit):
         (lambda ids, limit: windows(ids, limit, limit), "[CLS] and [SEP] count"),
         (lambda ids, limit: windows(ids, limit, edges=False), "does not begin with [CLS]"),
         (lambda ids, limit: windows(ids, limit)[:1], "are in no window"),
-        (lambda ids, limit: [[101, 101, 1000, 102]], "in the middle of a window"),
+        (lambda ids, limit: [[101, 101, 1000, 102]], "are in no window"),
         (lambda ids, limit: ids, "a list of lists"),
         (overlapping, "correct"),
         (
@@ -96,12 +95,11 @@ def overlapping(ids, limit):
         (lambda ids, limit: [*windows(ids, limit), [ids[0], ids[-1]]], "holds no token"),
         (lambda ids, limit: windows([ids[0], *ids[-2:0:-1], ids[-1]], limit), "in its order"),
         (lambda ids, limit: [[101, 7, 102], *windows(ids, limit)], "something else than a piece"),
-        (lambda ids, limit: windows(ids, limit) if ids[2:] else [], "there is no window"),
+        (lambda ids, limit: windows(ids, limit) if ids[2:] else [], "or there is none"),
     ],
 )
-def test_notebook_07_exercise_2(answer, verdict, capsys):
-    exercises.check_07_2(answer)
-    assert verdict in capsys.readouterr().out
+def test_notebook_07_exercise_2(answer, verdict, said):
+    assert verdict in said(exercises.check_07_2, answer)
 
 
 @pytest.mark.parametrize(
@@ -129,10 +127,9 @@ def test_notebook_07_exercise_2(answer, verdict, capsys):
         ),
         (
             lambda shards, done, rank, world: list(set(shards) - done)[rank::world],
-            "a set has another order",
+            "sets differ in their order",
         ),
     ],
 )
-def test_notebook_07_exercise_3(answer, verdict, capsys):
-    exercises.check_07_3(answer)
-    assert verdict in capsys.readouterr().out
+def test_notebook_07_exercise_3(answer, verdict, said):
+    assert verdict in said(exercises.check_07_3, answer)

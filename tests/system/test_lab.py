@@ -252,15 +252,14 @@ WIDGETS = {
         [
             *(
                 "import functools",
-                "sentiment.export",
-                "quantization.onnx_dynamic",
+                "pipelines.write_files",
                 "test = sentiment",
                 "bert_base, teacher",
             ),
-            *("def opened", "def batched", "cpus = machine", "exact, three"),
-            *("pipelines = {}", "took = timing", "table = pd"),
+            *("def run_one_by_one", "cpus = machine", "exact, three"),
+            *("choices = {}", "took = timing", "table = pd"),
         ],
-        "widgets.pipeline_chooser(",
+        "chooser.pipeline_chooser(",
         "At most 200 MB, 20 ms a sentence and 1.0 points to lose: ",
         [
             (press("ArrowLeft", -1), "20 ms a sentence and 0.9 points to lose: "),

@@ -6,58 +6,51 @@ from collections.abc import Callable, Mapping, Sequence
 
 from helpers.exercises import exercise
 
+ROWS = [("large", 40.0, 0.90), ("slow", 50.0, 0.89), ("small", 2.0, 0.85)]
+ROWS += [("twin", 2.0, 0.84), ("tiny", 1.0, 0.80), ("late", 3.0, 0.85)]
+BEATEN = {
+    "slow": "is slower than large, and less accurate",
+    "late": "is no more accurate than small, and slower",
+    "twin": "takes as long as small, and is less accurate",
+}
+
+
+def _fault(case: str, found, right: float, mistakes: dict[str, float]) -> str | None:
+    """Say what is wrong with a number; `mistakes` has what leads to wrong ones."""
+    if isinstance(found, bool) or not isinstance(found, numbers.Real):
+        return f"it should return a number, not {type(found).__name__}"
+    if math.isclose(found, right, rel_tol=1e-3):
+        return None
+    known = [why for why, wrong in mistakes.items() if math.isclose(found, wrong, rel_tol=1e-3)]
+    return ": ".join([f"{case} it should give {right:.3g}, not {found:.3g}", *known])
+
 
 @exercise
 def check_08_1(answer: Callable[[float, float], float]) -> str | None:
-    """A function (share, factor).
-
-    How many times as fast the whole gets if a share of its time gets factor times so.
-    """
+    """A function (share, factor): how many times as fast the whole gets."""
     for share, factor in ((0.5, 2), (0.8, 10), (0.25, 1000), (0.0, 5), (1.0, 5)):
-        right, found = 1 / (1 - share + share / factor), answer(share, factor)
-        if isinstance(found, bool) or not isinstance(found, numbers.Real):
-            return f"it should return a number, not {type(found).__name__}"
-        if math.isclose(found, right, rel_tol=1e-3):
-            continue
-        where = f"if {share:.0%} of the time gets {factor} times as fast"
-        if math.isclose(found, 1 / right, rel_tol=1e-3):
-            return f"{where}, the whole takes {found:.3f} of its time: the question is how many times as fast that is"
-        if math.isclose(found, 1 - share + share * factor, rel_tol=1e-3):
-            return f"{where}, it gives {found:g}: a mean of speeds. Add up times, not speeds"
-        return f"{where}, it gives {found:g} and the whole gets {right:.3g} times as fast"
+        right = 1 / (1 - share + share / factor)
+        mistakes = {
+            "that is its time, and the question is how many times as fast": 1 / right,
+            "that is a mean of speeds. Add up times, not speeds": 1 - share + share * factor,
+        }
+        case = f"if {share:.0%} of the time gets {factor} times as fast"
+        if fault := _fault(case, answer(share, factor), right, mistakes):
+            return fault
     return None
 
 
 @exercise
 def check_08_2(answer: Callable[[Sequence[Mapping]], list[str]]) -> str | None:
-    """A function (rows).
-
-    The names of the pipelines that no other one beats; a row is {name, ms, accuracy}.
-    """
-    rows = [
-        {"name": "large", "ms": 40.0, "accuracy": 0.90},
-        {"name": "slow", "ms": 50.0, "accuracy": 0.89},
-        {"name": "small", "ms": 2.0, "accuracy": 0.85},
-        {"name": "twin", "ms": 2.0, "accuracy": 0.84},
-        {"name": "tiny", "ms": 1.0, "accuracy": 0.80},
-        {"name": "late", "ms": 3.0, "accuracy": 0.85},
-    ]
-    found = answer([dict(row) for row in rows])
-    found = found if found is None or isinstance(found, str) else list(found)
-    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+    """A function (rows of name, ms, accuracy): the names of those that no other one beats."""
+    names = answer([dict(zip(("name", "ms", "accuracy"), row, strict=True)) for row in ROWS])
+    if names is None or isinstance(names, str):
         return "it should return a list of names"
-    found, right = set(found), {"large", "small", "tiny"}
-    for name, words in (
-        ("slow", "is slower than large, and less accurate"),
-        ("late", "is no more accurate than small, and slower"),
-        ("twin", "takes as long as small, and is less accurate"),
-    ):
-        if name in found:
-            return f"{name} {words}: nobody would choose it"
+    found, right = set(names), {"large", "small", "tiny"}
+    for name in sorted(found - right):
+        return f"{name} {BEATEN.get(name, 'is not among the rows')}: nobody would choose it"
     for name in sorted(right - found):
         return f"{name} is missing: nothing else is both as fast and as accurate"
-    if found != right:
-        return f"there is no pipeline called {min(found - right)}"
     same = [{"name": name, "ms": 1.0, "accuracy": 0.8} for name in ("one", "other")]
     if set(answer(same)) != {"one", "other"}:
         return "two pipelines with the same time and accuracy do not beat each other: both stay"
@@ -66,18 +59,11 @@ def check_08_2(answer: Callable[[Sequence[Mapping]], list[str]]) -> str | None:
 
 @exercise
 def check_08_3(answer: Callable[[float, float, float], float]) -> str | None:
-    """A function (texts, per_second, price).
-
-    What it costs to classify texts on a machine of this price an hour.
-    """
+    """A function (texts, per_second, price): the cost on a machine of this price an hour."""
     for texts, per_second, price in ((1e6, 100.0, 0.36), (2e5, 2500.0, 0.09), (3600.0, 1.0, 5.0)):
-        right, found = texts / per_second / 3600 * price, answer(texts, per_second, price)
-        if isinstance(found, bool) or not isinstance(found, numbers.Real):
-            return f"it should return a number, not {type(found).__name__}"
-        if math.isclose(found, right, rel_tol=1e-3):
-            continue
-        where = f"{texts:g} texts at {per_second:g} a second and {price:g} an hour"
-        if math.isclose(found, 3600 * right, rel_tol=1e-3):
-            return f"{where} cost {right:g}, not {found:g}: the price is for an hour, the speed for a second"
-        return f"{where} cost {right:g}, not {found:g}"
+        right = texts / per_second / 3600 * price
+        mistakes = {"the price is for an hour, the speed for a second": 3600 * right}
+        case = f"for {texts:g} texts at {per_second:g} a second and {price:g} an hour"
+        if fault := _fault(case, answer(texts, per_second, price), right, mistakes):
+            return fault
     return None

@@ -1,16 +1,15 @@
-"""The steps of notebook 08: from the code people paste to the fastest pipeline.
-
-Notebook and benchmark use the same ones.
-"""
+"""The steps of notebook 08, from the code people paste to the fastest; the benchmark's as well."""
 
 from collections.abc import Callable
 from pathlib import Path
 
 from helpers.core import machine, processes
-from helpers.lessons import onnx_inference, quantize_onnx, sentiment
+from helpers.lessons import quantize_onnx, sentiment
 from helpers.models import assets
+from helpers.recipes import fast_pipeline
 
 import numpy as np
+import torch
 
 # What answers (a model, or a file made of one), and how the texts reach it.
 STEPS = {
@@ -27,12 +26,9 @@ STEPS = {
 
 
 def write_files(folder: str | Path) -> dict[str, int]:
-    """Write teacher and students as ONNX files, float32 and int8, each in a process of its own.
+    """Write teacher and students as ONNX files, float32 and int8; returns the bytes of each file.
 
-    Exporting takes several times a model's memory, and a process gives all of it back.
-
-    Returns:
-        The bytes of each file, by its name.
+    Exporting takes several times a model's memory: a process of its own gives all of it back.
     """
     sizes = {}
     # CPUs that add products of bytes in 16 bits need weights of 7 bits.
@@ -46,41 +42,34 @@ def write_files(folder: str | Path) -> dict[str, int]:
     return sizes
 
 
-def torch_one_by_one(model, tokenizer, padding: str | bool = False) -> Callable:
-    """Return a function from texts to logits that calls a PyTorch model for each text."""
-    import torch
-
-    options = {"padding": padding, "truncation": True, "max_length": 128, "return_tensors": "pt"}
-
-    @torch.inference_mode()
-    def logits(texts):
-        return np.concatenate([model(**tokenizer(text, **options)).logits for text in texts])
-
-    return logits
+def one_by_one(model, tokenizer, texts, padding=False):
+    """Return the logits (texts, labels) of a PyTorch model that is called for each text."""
+    options = {"truncation": True, "max_length": 128, "return_tensors": "pt", "padding": padding}
+    with torch.inference_mode():
+        return torch.cat([model(**tokenizer(text, **options)).logits for text in texts]).numpy()
 
 
-def onnx_one_by_one(session, tokenizer) -> Callable:
-    """Return a function from texts to logits that runs an ONNX file for each text."""
-    options = {"truncation": True, "max_length": 128}
-
-    def logits(texts):
-        rows = [onnx_inference.run(session, tokenizer([text], **options)) for text in texts]
-        return np.concatenate(rows)
-
-    return logits
+def run_one_by_one(session, tokenizer, texts):
+    """Return the logits (texts, labels) of an ONNX file that is run for each text."""
+    options = {"truncation": True, "max_length": 128, "return_tensors": "np"}
+    rows = [session.run(None, dict(tokenizer([text], **options)))[0] for text in texts]
+    return np.concatenate(rows)
 
 
-def onnx_batches(session, tokenizer, workers: int = 1) -> Callable:
-    """Return a function from texts to logits that runs sorted batches, some at the same time."""
+def open_file(path: str | Path, way: str, tokenizer, cpus: int) -> Callable:
+    """Return a function from texts to logits through an ONNX file, in one of the ways of `STEPS`.
 
-    def logits(texts):
-        return onnx_inference.predict(session, tokenizer, texts, max_tokens=512, workers=workers)
-
-    return logits
+    All CPUs work on one text or batch at a time; with "workers", each on a batch of its own.
+    """
+    session = fast_pipeline.open_session(path, threads=1 if way == "workers" else cpus)
+    if way == "one by one":
+        return lambda texts: run_one_by_one(session, tokenizer, texts)
+    workers = cpus if way == "workers" else 1
+    return lambda texts: fast_pipeline.classify(texts, session, tokenizer, workers)
 
 
 def step(name: str, folder: str, texts: list[str], every: list[str]):
-    """Set up one step of `STEPS` as an arm of `timing.compare`.
+    """Set up one step for two CPUs as an arm of `timing.compare`.
 
     Its extra holds megabytes, the first logits, and the labels of `every` text (none for the
     padded step, which would take minutes: the same model without padding answers for it).
@@ -89,24 +78,22 @@ def step(name: str, folder: str, texts: list[str], every: list[str]):
 
     source, way = STEPS[name]
     tokenizer = assets.tokenizer("minilm")  # its vocabulary is BERT-base's
+    labels = []
     if source.endswith(".onnx"):
-        path, workers = Path(folder) / source, 2 if way == "workers" else 1
-        session, size = onnx_inference.session(path, threads=2 // workers), path.stat().st_size
-        logits = onnx_batches(session, tokenizer, workers)
-        if way == "one by one":
-            logits = onnx_one_by_one(session, tokenizer)
+        path = Path(folder) / source
+        logits, size = open_file(path, way, tokenizer, cpus=2), path.stat().st_size
+        labels = logits(every).argmax(1).tolist()
     else:
-        if source == "teacher":
-            model = sentiment.teacher()
-        else:
+        model = sentiment.teacher()
+        if source == "bert-base":
             model = assets.model(source, BertForSequenceClassification)
         size = sum(parameter.nbytes for parameter in model.parameters())
         padding = "max_length" if way == "padded" else False
-        logits = torch_one_by_one(model, tokenizer, padding)
-    labels = []
-    if source == "bert-base" and way != "padded":  # one by one would take minutes, too
-        labels = sentiment.logits(model, every).argmax(1).tolist()
-    elif way != "padded":
-        labels = logits(every).argmax(1).tolist()
+
+        def logits(texts):
+            return one_by_one(model, tokenizer, texts, padding)
+
+        if way != "padded":
+            labels = sentiment.logits(model, every).argmax(1).tolist()
     extra = {"MB": size / 1e6, "logits": logits(texts[:8]).tolist(), "labels": labels}
     return logits, (texts,), extra

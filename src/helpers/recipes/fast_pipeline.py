@@ -53,6 +53,8 @@ def classify(
     """Return the logits (texts, classes) in the order of the texts, each cut at 128 tokens."""
     encoded = dict(tokenizer(list(texts), truncation=True, max_length=128))
     names = [entry.name for entry in session.get_inputs()]
+    if "attention_mask" not in names:
+        raise ValueError("the file has no attention_mask: it would read padding as text")
     groups = list(batches([len(ids) for ids in encoded["input_ids"]]))
 
     def answer(rows: list[int]) -> np.ndarray:
@@ -76,7 +78,9 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="default: all CPUs")
     given = parser.parse_args(argv)
     tokenizer = AutoTokenizer.from_pretrained(given.tokenizer)
-    texts = [line for line in given.texts.read_text(encoding="utf-8").split("\n") if line.strip()]
+    texts = [
+        line for line in given.texts.read_text(encoding="utf-8-sig").split("\n") if line.strip()
+    ]
     session = open_session(given.model)
     start = time.perf_counter()
     logits = classify(texts, session, tokenizer, given.workers)

@@ -1,0 +1,67 @@
+"""The pipelines of notebook 08: every way gives the same logits, and its cells show their code."""
+
+import ast
+import itertools
+from pathlib import Path
+
+from helpers.lessons import pipelines
+from helpers.recipes import fast_pipeline, onnx_export
+from helpers.tools import notebook_checks, notebooks
+
+import numpy as np
+import pytest
+from transformers import BertForSequenceClassification
+
+TEXTS = ["good", "a very good film", "", "bad bad bad bad film", "a film"] * 5
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_tokenizer):
+    return tiny_tokenizer("a", "very", "good", "bad", "film")
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model):
+    return tiny_model(BertForSequenceClassification, num_labels=3, max_position_embeddings=128)
+
+
+@pytest.mark.parametrize("way", ["one by one", "batches", "workers"])
+def test_all_ways_give_the_logits_of_the_model_in_order(way, model, tokenizer, tmp_path):
+    path = onnx_export.export(model, tmp_path / "model.onnx")
+    wanted = pipelines.one_by_one(model, tokenizer, TEXTS)
+    padded = pipelines.one_by_one(model, tokenizer, TEXTS, padding="max_length")
+    np.testing.assert_allclose(padded, wanted, atol=1e-5)
+    answer = pipelines.open_file(path, way, tokenizer, cpus=2)
+    np.testing.assert_allclose(answer(TEXTS), wanted, atol=1e-4)
+
+
+def test_a_file_without_a_mask_is_refused(tokenizer):
+    """It would read the padding as text."""
+
+    class Session:
+        def get_inputs(self):
+            return [type("Entry", (), {"name": "input_ids"})]
+
+    with pytest.raises(ValueError, match="read padding as text"):
+        fast_pipeline.classify(TEXTS, Session(), tokenizer, workers=1)
+
+
+def test_the_notebook_shows_these_functions():
+    def functions(source):
+        nodes = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
+        return {node.name: ast.dump(node) for node in nodes}
+
+    (page,) = notebooks.NOTEBOOKS.glob("08_*.ipynb")
+    cells = notebook_checks.code_cells(notebook_checks.load(page))
+    shown = functions("\n".join(notebook_checks.source(cell) for cell in cells))
+    ours = functions(Path(pipelines.__file__).read_text(encoding="utf-8"))
+    for name in ("one_by_one", "run_one_by_one"):
+        assert shown[name] == ours[name]
+
+
+def test_each_step_changes_one_thing():
+    """A factor belongs to one change: what answers, or how the texts reach it."""
+    steps = list(pipelines.STEPS.values())
+    for before, after in itertools.pairwise(steps):
+        assert before != after
+        assert before[0] == after[0] or before[1] == after[1]
