@@ -21,13 +21,13 @@ def test_the_walk_of_a_module_says_who_registered_a_tensor():
     module[0].masks = [torch.ones(1), module[0].weight]
     module.loose = [nn.Linear(1, 1, bias=False)]
     assert [(name, kind) for name, kind, _ in tensors.walk(module)] == [
-        ("0.weight", "parameter"),
         ("mean", "buffer"),
         ("steps", "non-persistent buffer"),
+        ("0.weight", "parameter"),
         ("0.masks[0]", "plain attribute"),
         ("loose[0].weight", "plain attribute"),
     ]
-    assert next(tensors.walk(module, "model"))[0] == "model.0.weight"
+    assert next(tensors.walk(module, "model"))[0] == "model.mean"
 
 
 def test_tied_parameters_have_each_of_their_names():

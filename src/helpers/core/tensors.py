@@ -104,6 +104,6 @@ def _parts(value: Any) -> list[tuple[str, Any]]:
         return []
     held = getattr(value, "__dict__", {})
     if isinstance(value, nn.Module):
-        own = value.named_parameters(recurse=False), value.named_buffers(recurse=False)
-        held = dict([*own[0], *own[1], *value.named_children()]) | held
+        own = dict(value.named_parameters(recurse=False)) | dict(value.named_buffers(recurse=False))
+        held = own | dict(value.named_children()) | held  # these first, by their own names
     return [(f".{key}", part) for key, part in held.items()]
