@@ -1,5 +1,6 @@
 """Students of a classifier: made of its layers, with a last layer that computes one token."""
 
+import re
 from collections.abc import Sequence
 
 from helpers.models import inspection
@@ -23,13 +24,7 @@ def make_student(
 
     Returns:
         The student, and what was copied: a name in it -> the name in the teacher.
-
-    Raises:
-        ValueError: For layers and settings that the teacher does not have, and for one that holds
-            int8 weights, which no copy would have.
     """
-    if inspection.is_int8(teacher):
-        raise ValueError("the teacher holds int8 weights: cut the float model")
     if layers is None:
         unknown = [name for name in config if not hasattr(teacher.config, name)]
         if unknown:
@@ -43,15 +38,10 @@ def make_student(
         message = f"give one or more of the teacher's layers, 0 to {depth - 1}, and no sizes"
         raise ValueError(f"layers {list(layers)} and {config}: {message}")
     student = cut_student(teacher, list(layers)).to(teacher.device, teacher.dtype).eval()
-    copied = {}
+    copied, weights = {}, teacher.state_dict()
     for name, tensor in student.state_dict().items():
-        place = name.split(".layer.")
-        if len(place) == 2:
-            number, rest = place[1].split(".", 1)
-            copied[name] = f"{place[0]}.layer.{layers[int(number)]}.{rest}"
-        else:
-            copied[name] = name
-        assert torch.equal(tensor, teacher.state_dict()[copied[name]]), name
+        copied[name] = re.sub(r"(?<=\.layer\.)\d+", lambda at: str(layers[int(at[0])]), name)
+        assert torch.equal(tensor, weights[copied[name]]), name
     return student, copied
 
 
@@ -63,9 +53,7 @@ class FirstTokenLayer(BertLayer):
         # transformers' attention from one sequence to another: here from the first token to all.
         self.attention = BertAttention(config, layer_idx=layer_idx, is_cross_attention=True)
 
-    def forward(
-        self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, *_, **__
-    ):
+    def forward(self, hidden_states: torch.Tensor, attention_mask=None, *_, **__) -> torch.Tensor:
         """Turn hidden states (texts, tokens, width) into (texts, 1, width)."""
         mask = attention_mask if attention_mask is None else attention_mask[..., :1, :]
         first = hidden_states[:, :1]
@@ -81,20 +69,14 @@ def read_first_token(model: BertForSequenceClassification) -> BertForSequenceCla
     The logits stay the same, for less work.
 
     Raises:
-        TypeError: If the model may read other tokens, or its last layer holds other weights.
+        TypeError: If the model may read other tokens.
     """
     if type(model) is not BertForSequenceClassification or model.config.is_decoder:
         name = type(model).__name__
         raise TypeError(f"this {name} may read all tokens: take a BertForSequenceClassification")
     layers = model.base_model.encoder.layer
     layer = FirstTokenLayer(model.config, len(layers) - 1).to(model.device, model.dtype)
-    try:
-        layer.load_state_dict(layers[-1].state_dict())
-    except RuntimeError as error:
-        message = (
-            "the last layer holds adapters or int8 weights: merge them, or quantize afterwards"
-        )
-        raise TypeError(message) from error
+    layer.load_state_dict(layers[-1].state_dict())  # refuses adapters and int8 weights
     for new, old in zip(layer.parameters(), layers[-1].parameters(), strict=True):
         new.requires_grad_(old.requires_grad)
     layers[-1] = layer.train(model.training)
