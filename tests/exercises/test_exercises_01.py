@@ -98,18 +98,9 @@ def move_and(**changes):
         (overwrites, "has been changed"),
         (lambda thing, device: copy.copy(thing), "is still on cpu"),
         (lambda thing, device: None, "it returned None"),
-        (
-            move_and(name="meta"),
-            "come back as they are",
-        ),
-        (
-            move_and(pair=[]),
-            "'pair' came back as something else: []",
-        ),
-        (
-            move_and(encodings=[{}]),
-            "BatchEncoding in the list came",
-        ),
+        (move_and(name="meta"), "come back as they are"),
+        (move_and(pair=[]), "'pair' came back as something else: []"),
+        (move_and(encodings=[{}]), "BatchEncoding in the list came"),
     ],
 )
 def test_exercise_2(answer, verdict, said):

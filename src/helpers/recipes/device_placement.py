@@ -22,12 +22,10 @@ def resolve_device(name: str = "auto") -> torch.device:
         RuntimeError: If this machine does not have the device.
     """
     if name == "auto":
-        if torch.cuda.is_available():
-            return torch.device("cuda", 0)
-        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-    device = torch.device(name)
-    torch.empty(1, device=device)  # raises now, and not in the middle of the work
-    return device
+        name = "mps" if torch.backends.mps.is_available() else "cpu"
+        name = "cuda" if torch.cuda.is_available() else name
+    # Raises now, and not in the middle of the work; and tells the index, which "cuda" leaves out.
+    return torch.empty(1, device=name).device
 
 
 def move_to(value: Any, device: torch.device) -> Any:
@@ -63,7 +61,7 @@ def left_behind(module: nn.Module, device: torch.device) -> list[str]:
     return [name for name, _, tensor in tensors_of(module) if tensor.device != device]
 
 
-def run_where_the_model_is(model: nn.Module, inputs: Mapping[str, Any]) -> Any:
+def run_on_model_device(model: nn.Module, inputs: Mapping[str, Any]) -> Any:
     """Call a model with inputs that follow it, whatever device it is on."""
     device = next(model.parameters()).device
     with torch.inference_mode():
@@ -84,7 +82,7 @@ def main(argv: list[str] | None = None) -> None:
     print("tensors:", dict(Counter(str(tensor.device) for _, _, tensor in tensors_of(model))))
     print("left behind:", ", ".join(left_behind(model, device)) or "nothing")
     inputs = tokenizer(given.texts, padding=True, truncation=True, return_tensors="pt")
-    hidden = run_where_the_model_is(model, inputs).last_hidden_state
+    hidden = run_on_model_device(model, inputs).last_hidden_state
     print(f"output: {tuple(hidden.shape)} on {hidden.device}")
 
 
