@@ -4,7 +4,7 @@ Speaks as much of the hub's protocol as transformers and huggingface_hub use to 
 revision: resolve (HEAD and GET, etags, commit, Range, large files redirected to a "download
 server"), model info and tree. By hand:
 
-    python tests/hub_server.py --repo sentence-transformers/all-MiniLM-L6-v2=FOLDER --misbehave 'weights=429'
+    python tests/hub_server.py --repo OWNER/NAME=FOLDER --misbehave 'weights=429'
 
 and HF_ENDPOINT=<the address it prints> for whoever shall use it.
 """
@@ -22,11 +22,11 @@ from urllib.parse import unquote, urlsplit
 from helpers.models.catalogue import CATALOGUE
 
 MODES = ("404", "429", "500", "cut", "stall", "silent")
-LARGE = 100_000  # bytes from which a file is stored the hub's way for large files: SHA-256 etag, redirect
+LARGE = 100_000  # bytes from which a file has a SHA-256 etag and is redirected, as on the hub
 
 
 class HubServer:
-    """Serve `repos` (hub id -> folder) and `packages` (a folder of archives) while the `with` block lasts.
+    """Serve `repos` (hub id -> folder) and `packages` (a folder of archives) in a `with` block.
 
     `misbehave(pattern, mode, times)` makes requests whose path contains the regular expression
     fail: an HTTP status, "cut" (half of the bytes, then the connection closes), "stall" (half of
@@ -79,7 +79,7 @@ class HubServer:
         return pinned.get(hub_id) or hashlib.sha1(hub_id.encode()).hexdigest()
 
     def etag(self, file: Path) -> tuple[str, bool]:
-        """The hub's etag (SHA-256 for large files, else git's blob id), and whether the file counts as large."""
+        """The hub's etag (SHA-256 for large files, else git's blob id), and whether it is large."""
         if file not in self.digests:
             content = file.read_bytes()
             git = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()

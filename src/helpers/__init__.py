@@ -15,7 +15,7 @@ __version__ = "0.1.0"
 
 
 def _quiet_start() -> None:
-    """Set the environment and log levels that have to stand before torch and transformers are imported."""
+    """Set what has to stand before torch and transformers are imported."""
     # Forked workers and Rust threads do not mix: tokenizers would warn about it in the middle of a
     # page.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

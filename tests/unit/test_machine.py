@@ -146,7 +146,8 @@ V1_HUGE = "9223372036854771712"  # what version 1 says for "no limit"
                 "sys/fs/cgroup/memory/memory.usage_in_bytes": str(30 * GIB),
                 "sys/fs/cgroup/memory/kubepods/pod1/memory.limit_in_bytes": str(3 * GIB),
                 "sys/fs/cgroup/memory/kubepods/pod1/memory.usage_in_bytes": str(2 * GIB),
-                "sys/fs/cgroup/memory/kubepods/pod1/memory.stat": f"inactive_file 0\ntotal_inactive_file {GIB // 2}",
+                "sys/fs/cgroup/memory/kubepods/pod1/memory.stat": "inactive_file 0\n"
+                f"total_inactive_file {GIB // 2}",
             },
             3 * GIB,
             1 * GIB + GIB // 2,
@@ -326,7 +327,8 @@ def test_run_in_subprocess_calls_in_another_process_and_raises_here():
 
 
 def test_importing_machine_and_timing_imports_no_torch():
-    code = "import sys; from helpers.core import machine, timing; machine.synchronize(); print('torch' in sys.modules)"
+    code = "import sys; from helpers.core import machine, timing; machine.synchronize(); "
+    code += "print('torch' in sys.modules)"
     answer = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )

@@ -244,7 +244,7 @@ def test_case_55_threads_are_equal_and_restored(short_blocks):
 
 
 class Device:
-    """An accelerator that takes work at once and does it while the program goes on, as CUDA and MPS do."""
+    """An accelerator that takes work at once and does it meanwhile, as CUDA and MPS do."""
 
     def __init__(self, seconds):
         self.seconds, self.free_at, self.events = seconds, 0.0, []
@@ -480,7 +480,8 @@ def test_set_up_functions_of_notebook_cells_work():
         from IPython.core.interactiveshell import InteractiveShell
         shell = InteractiveShell.instance()
         shell.user_ns["timing"] = timing
-        shell.run_cell("def setup():\\n    import math\\n    return math.sqrt, (2.0,), 'from a cell'")
+        code = "def setup():\\n    import math\\n    return math.sqrt, (2.0,), 'from a cell'"
+        shell.run_cell(code)
         shell.run_cell("result = timing.compare({'a': setup}, isolate=True, rounds=6, passes=1)")
         print(shell.user_ns["result"].extra["a"])
     """

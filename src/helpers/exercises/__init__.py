@@ -16,7 +16,7 @@ from typing import Any, get_origin
 
 
 def exercise(find_fault: Callable[..., str | None]) -> Callable[..., None]:
-    """Make a check of a function that returns what is wrong with an answer, or None if nothing is."""
+    """Make a check of a function that returns what is wrong with an answer, or None."""
     wants_function = get_origin(find_fault.__annotations__["answer"]) is Callable
 
     @functools.wraps(find_fault)
@@ -26,7 +26,8 @@ def exercise(find_fault: Callable[..., str | None]) -> Callable[..., None]:
             return
         try:
             if wants_function and not callable(answer):
-                fault = f"it should be a function, named without brackets, not a {type(answer).__name__}"
+                kind = type(answer).__name__
+                fault = f"it should be a function, named without brackets, not a {kind}"
             else:
                 fault = find_fault(answer, *context)
         except Exception as error:  # whatever a learner's code may raise

@@ -25,12 +25,14 @@ def _tiny_classifier() -> nn.Module:
 
 @exercise
 def check_02_1(answer: dict[str, Any]) -> str | None:
-    """Options of `predict_peak` that train all of BERT-base on 4 GiB, 32 texts of 512 tokens for every step."""
+    """Check options that train all of BERT-base on 4 GiB, 32 texts of 512 tokens a step."""
     if not isinstance(answer, dict):
-        return f'the answer is a dict of options, such as {{"batch": 16}}, not a {type(answer).__name__}'
+        kind = type(answer).__name__
+        return f'the answer is a dict of options, such as {{"batch": 16}}, not a {kind}'
     options = {"batch": 32, "accumulate": 1, "length": 512} | answer
     if options["length"] != 512 or options["batch"] * options["accumulate"] != 32:
-        return f"that is {options['batch']} x {options['accumulate']} texts of {options['length']} tokens, not 32 of 512"
+        texts = f"{options['batch']} x {options['accumulate']} texts of {options['length']} tokens"
+        return f"that is {texts}, not 32 of 512"
     if (
         options.get("freeze") is not None
         or options.get("lora")
@@ -45,13 +47,14 @@ def check_02_1(answer: dict[str, Any]) -> str | None:
     peak = memory.predict_peak("bert-base", **options | {"device": "cuda"})
     if (verdict := peak.verdict(4)) != "fits":
         largest = max(peak.terms, key=peak.terms.get)
-        return f"it takes {peak.total / 2**30:.2f} GiB, which is: {verdict}. The largest part is {largest}"
+        size = f"{peak.total / 2**30:.2f} GiB"
+        return f"it takes {size}, which is: {verdict}. The largest part is {largest}"
     return None
 
 
 @exercise
 def check_02_2(answer: Callable[[nn.Module, list[dict]], Any]) -> str | None:
-    """A function (model, micro-batches) that leaves the gradients of one large batch in the model."""
+    """Check a function that leaves the gradients of one large batch in the model."""
     ids, labels = torch.arange(24).reshape(6, 4), torch.tensor([0, 1, 1, 0, 1, 1])
     whole, pieces = _tiny_classifier().eval(), _tiny_classifier().eval()
     whole(input_ids=ids, labels=labels).loss.backward()
@@ -67,20 +70,29 @@ def check_02_2(answer: Callable[[nn.Module, list[dict]], Any]) -> str | None:
     if any(not torch.equal(a, b) for a, b in pairs):
         return "the weights have changed: only gradients were asked for, no step of the optimizer"
     if any(b.grad is None for a, b in pairs):
-        return "the model has no gradients afterwards: call backward() for every micro-batch, and keep what it adds up"
+        return "the model has no gradients afterwards: call backward() for every micro-batch"
     wanted, got = (torch.cat([p.grad.flatten() for p in side]) for side in zip(*pairs, strict=True))
     if torch.allclose(got, 3 * wanted, atol=1e-5):
-        return "the gradients are 3 times too large for 3 micro-batches: each loss is a mean, and means do not add up"
+        return (
+            "the gradients are 3 times too large for 3 micro-batches: each loss is a mean, and "
+            "means do not add up"
+        )
     if not torch.allclose(got, wanted, atol=1e-5):
-        return "the gradients are not those of the large batch: does every micro-batch count, and with the same weight?"
+        return (
+            "the gradients are not those of the large batch: does every micro-batch count, and "
+            "with the same weight?"
+        )
     if max(most) > 2:
-        return f"the activations of {max(most)} texts are alive at once: call backward() before the next micro-batch"
+        return (
+            f"the activations of {max(most)} texts are alive at once: call backward() before the "
+            "next micro-batch"
+        )
     return None
 
 
 @exercise
 def check_02_3(answer: Callable[[nn.Module], Any]) -> str | None:
-    """A function of a classifier that leaves only its head to train and makes the body a fixed function."""
+    """Check a function that leaves only the head to train and makes the body fixed."""
     model, ids = _tiny_classifier().train(), torch.ones(2, 6, dtype=torch.long)
     answer(model)
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}

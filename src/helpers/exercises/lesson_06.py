@@ -25,7 +25,8 @@ def check_06_1(
     ).item()
     result = answer(student, teacher, mask, 2.0)
     if not isinstance(result, torch.Tensor) or result.dim() != 0:
-        return f"it should return one number as a tensor, not {getattr(result, 'shape', type(result).__name__)}"
+        found = getattr(result, "shape", type(result).__name__)
+        return f"it should return one number as a tensor, not {found}"
     value = float(result.detach())
     logs = (functional.log_softmax(logits.detach() / 2, dim=-1) for logits in (student, teacher))
     everywhere = 4 * float(functional.kl_div(*logs, reduction="sum", log_target=True))
@@ -60,11 +61,13 @@ def check_06_2(
     ids, logits = [40, 7, 300, 12], torch.tensor([[4.0, 0.0], [0.7, 0.0], [30.0, 0.0], [1.2, 0.0]])
     result = answer([300, 7, 300], ids, logits)
     if not isinstance(result, torch.Tensor) or result.shape != (3, 2):
-        return f"three ids need a tensor of shape (3, 2), not {getattr(result, 'shape', type(result).__name__)}"
+        found = getattr(result, "shape", type(result).__name__)
+        return f"three ids need a tensor of shape (3, 2), not {found}"
     if torch.equal(result, logits[:3]):
         return "these are the first rows, whatever was asked for: look the ids up"
     if not torch.equal(result, logits[[2, 1, 2]]):
-        return f"for the ids 300, 7, 300 it gives the rows of {[ids[i] for i in _rows(result, logits)]}"
+        rows = [ids[i] for i in _rows(result, logits)]
+        return f"for the ids 300, 7, 300 it gives the rows of {rows}"
     try:
         answer([5], ids, logits)
     except (KeyError, ValueError, IndexError):
@@ -80,11 +83,11 @@ def _rows(result: torch.Tensor, logits: torch.Tensor) -> list[int]:
 @exercise
 def check_06_3(answer: Callable[[str, Sequence[int]], str]) -> str | None:
     """A function (name, layers): where in the teacher the student's tensor comes from."""
-    layers = (1, 10, 4)
+    layers, layer = (1, 10, 4), "bert.encoder.layer"
     cases = {
         "bert.encoder.layer.0.output.dense.bias": "bert.encoder.layer.1.output.dense.bias",
-        "bert.encoder.layer.1.attention.self.key.weight": "bert.encoder.layer.10.attention.self.key.weight",
-        "bert.encoder.layer.2.intermediate.dense.weight": "bert.encoder.layer.4.intermediate.dense.weight",
+        f"{layer}.1.attention.self.key.weight": f"{layer}.10.attention.self.key.weight",
+        f"{layer}.2.intermediate.dense.weight": f"{layer}.4.intermediate.dense.weight",
         "bert.embeddings.word_embeddings.weight": "bert.embeddings.word_embeddings.weight",
         "classifier.weight": "classifier.weight",
     }

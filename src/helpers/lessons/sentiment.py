@@ -1,6 +1,4 @@
-"""The tutorial's working example.
-
-A MiniLM classifier of movie-review snippets, with this project's own adapter.
+"""The tutorial's working example: MiniLM as a classifier of movie-review snippets.
 
 Used by notebooks 04 to 06 and 08. The adapter (LoRA and a classification head, in
 `sentiment_adapter/` with its model card) was trained by `python -m helpers train-teacher` and is
@@ -24,23 +22,19 @@ LAYERS = {"three-layers": (0, 2, 5), "two-layers": (0, 3)}
 
 
 def sentences(split: str):
-    """The snippets of one split ("train".
+    """Return the snippets of one split as a table: id, text, rating, label.
 
-    8,060 rows, "test": 2,012) as a table: id, text, rating, label.
-
-    Raises ValueError for another split and AssetError if the texts cannot be had.
+    Args:
+        split: "train" (8,060 rows) or "test" (2,012).
     """
-    if split not in ("train", "test"):
+    if split not in ("train", "test"):  # an empty table would go on without an error
         raise ValueError(f'there is no split {split!r}: take "train" or "test"')
     table = datasets.reviews()
     return table[table["split"] == split].drop(columns="split").reset_index(drop=True)
 
 
 def untrained():
-    """MiniLM with a new, random head for two labels (the same each time).
-
-    What the teacher's training began with.
-    """
+    """Return MiniLM with a new head for two labels, the same each time."""
     from transformers import AutoModelForSequenceClassification
 
     label2id = {label: number for number, label in LABELS.items()}
@@ -50,17 +44,14 @@ def untrained():
 
 
 def adapter_digest(adapter: Path = ADAPTER) -> str:
-    """The SHA-256 of the adapter that makes the teacher."""
+    """Return the SHA-256 of the adapter that makes the teacher."""
     return files.sha256(adapter / "adapter_model.safetensors")
 
 
 def teacher(adapter: Path = ADAPTER):
-    """The fine-tuned classifier.
+    """Return the fine-tuned classifier, float32 on the CPU in eval mode, with its provenance.
 
-    A plain float32 BertForSequenceClassification on the CPU, in eval mode.
-
-    Logits have shape (texts, 2), negative first. It carries `.provenance`. Raises AssetError if
-    MiniLM cannot be had.
+    Its logits have shape (texts, 2), negative first.
     """
     from peft import PeftModel
 
@@ -73,38 +64,34 @@ def teacher(adapter: Path = ADAPTER):
 
 
 def unfinished_student(name: str):
-    """What a student is trained from.
-
-    Layers of the teacher, the last one computed for the first token only.
-    """
+    """Return what a student is trained from: layers of the teacher, the last for one token."""
     from helpers.lessons import students
 
     whole = teacher()
     model, _ = students.make_student(whole, LAYERS[name])
     model.provenance = whole.provenance
     del whole
-    gc.collect()  # peft's wrapper and the teacher refer to each other, so it would stay in memory beside the student
+    gc.collect()  # peft's wrapper and the teacher refer to each other, and would stay in memory
     return students.read_first_token(model)
 
 
 def student(name: str, folder: Path = STUDENTS):
-    """A student as `python -m helpers train-student` left it.
-
-    A classifier like `teacher`, with `.provenance`.
+    """Return a student as `python -m helpers train-student` left it, with its provenance.
 
     Its file holds what training changed in each parameter, matrices as a product: (rows, rank) x
-    (rank, columns). Raises KeyError for a name that `LAYERS` lacks, ValueError for a student of
-    another teacher, and AssetError if MiniLM cannot be had.
+    (rank, columns).
+
+    Raises:
+        ValueError: If it was made from another teacher.
     """
     import torch
     from safetensors import safe_open
 
     with safe_open(folder / name / "change.safetensors", "pt") as file:
-        change = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (it is no mapping)
+        change = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (no mapping)
         if file.metadata() != {"teacher": adapter_digest()}:
-            raise ValueError(
-                f"{name} was made from another teacher: run python -m helpers train-student {name}"
-            )
+            command = f"python -m helpers train-student {name}"
+            raise ValueError(f"{name} was made from another teacher: run {command}")
     model = unfinished_student(name)
     with torch.no_grad():
         for key, parameter in model.named_parameters():
@@ -116,12 +103,9 @@ def student(name: str, folder: Path = STUDENTS):
 
 
 def export(name: str, path: str | Path):
-    """Writes "teacher", or a student of that name, as an ONNX file.
+    """Write "teacher", or a student of that name, as an ONNX file, as `onnx_export.export` does.
 
-    What `onnx_export.export` returns.
-
-    For `processes.run_in_subprocess`: the exporter takes several times a model's memory, and keeps
-    some of it.
+    For `processes.run_in_subprocess`: the exporter keeps some of the memory that it takes.
     """
     from helpers.lessons import onnx_export
 
@@ -129,20 +113,14 @@ def export(name: str, path: str | Path):
 
 
 def logits(model, texts: Sequence[str], max_tokens: int = 1024):
-    """A classifier's logits, float32 of shape (texts, labels), in the given order.
-
-    Texts are sorted by length into batches of at most `max_tokens` tokens with padding, and cut at
-    128 tokens.
-    """
+    """Return a classifier's logits (texts, labels) with MiniLM's tokenizer; see `predict`."""
     return inspection.predict(model, assets.tokenizer("minilm"), texts, max_tokens)
 
 
 def transfer_texts():
-    """What students learn from, about 21,000 texts: id, text, label.
+    """Return what students learn from, about 21,000 texts, as a table: id, text, label.
 
-    The training snippets, and texts without a label.
-
-    Those have the label -100, as `distillation.distill` wants it.
+    They are the training snippets, and texts without a label, which have -100.
     """
     from helpers.lessons import distillation
 

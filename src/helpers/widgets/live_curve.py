@@ -18,7 +18,7 @@ class LiveCurve:
     def follow(
         self, name: str, measure: Callable[[], float] | None = None
     ) -> Callable[[int, float], None]:
-        """An `after_step` for `train`: every few steps it notes `measure()`, or their mean loss."""
+        """Return an `after_step` for `train`, which notes `measure()` or the mean loss at times."""
         steps, values, losses = self.curves.setdefault(name, ([], [], []))
 
         def after_step(step: int, loss: float) -> None:

@@ -19,7 +19,7 @@ CARDS = (4, 8, 12, 16, 24, 80)  # GiB of common cards
 
 
 def picture(peak, title: str) -> str:
-    """A peak as a stacked bar against the sizes of common cards (HTML), with a caption that gives the verdicts."""
+    """Return a peak as a stacked bar against common GPUs (HTML), with the verdicts."""
     verdicts = {card: peak.verdict(card) for card in CARDS}
     shown = next((i for i, card in enumerate(CARDS) if verdicts[card] == "fits"), len(CARDS) - 1)
     fig, axes = plots.plt.subplots(figsize=(8, 2.2))

@@ -8,7 +8,7 @@ import numpy
 
 
 def softened(logits, temperature: float) -> tuple[numpy.ndarray, float, float]:
-    """Softmax of logits / T, its entropy in bits, and the norm of the gradient that a student with equal logits gets.
+    """Return softmax(logits / T), its entropy in bits, and an undecided student's gradient norm.
 
     That gradient of KL(softened teacher || softened student) with respect to the student's logits
     is (q - p) / T.
@@ -20,7 +20,7 @@ def softened(logits, temperature: float) -> tuple[numpy.ndarray, float, float]:
 
 
 def temperature_picture(logits, temperature: float) -> str:
-    """A teacher's probabilities at T = 1 and at another temperature as bars (HTML), with the numbers in the caption."""
+    """Return a teacher's probabilities at T = 1 and at another temperature as bars (HTML)."""
     fig, axes = plots.plt.subplots(figsize=(7, 2.6))
     places = numpy.arange(len(logits))
     for shift, t, colour in ((-0.2, 1.0, plots.GREY), (0.2, temperature, plots.BLUE)):
@@ -37,7 +37,8 @@ def temperature_picture(logits, temperature: float) -> str:
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
     p, entropy, gradient = softened(logits, temperature)
     shares, most = ", ".join(f"{share:.3f}" for share in p), numpy.log2(len(p))
-    caption = f"T = {temperature:.3g}: probabilities {shares}; entropy {entropy:.2f} of at most {most:.2f} bits."
+    caption = f"T = {temperature:.3g}: probabilities {shares}; "
+    caption += f"entropy {entropy:.2f} of at most {most:.2f} bits."
     sizes = f"{gradient:.3f}, with the factor T² {temperature**2 * gradient:.3f}"
     caption += f" Gradient for an undecided student: {sizes}."
     return plots.html(fig, caption)
