@@ -1,4 +1,4 @@
-"""`train-student` makes students that the loader reads, interrupted or not."""
+"""`train-student` makes students that the loader reads, and learns from no test snippet."""
 
 import json
 
@@ -23,10 +23,7 @@ def test_the_texts_to_learn_from_hold_no_test_snippet_and_no_made_up_label():
 
 @pytest.fixture
 def few(tmp_path, monkeypatch):
-    """Forty texts to learn from and thirty-two to test on.
-
-    What is kept between runs lies in a folder of its own.
-    """
+    """Forty texts to learn from and thirty-two to test on; states are kept in a folder."""
     monkeypatch.setattr(train.download, "root", lambda: tmp_path / "kept")
     test = sentiment.sentences("test").sample(32, random_state=0)
     sentences = {"test": test, "train": sentiment.sentences("train")}
@@ -47,6 +44,7 @@ def test_the_recipe_makes_what_the_loader_reads(few, tmp_path):
     assert not torch.allclose(answers(tmp_path / "whole", few), untrained, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_an_interrupted_training_goes_on(few, tmp_path, monkeypatch):
     """Stopped in its third step and run again, it makes the same student."""
     train.train_student("two-layers", tmp_path / "whole", few, quiet=True)
@@ -83,20 +81,18 @@ def test_there_is_no_student_without_a_plan(capsys):
     assert "there are three-layers, two-layers" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_stored_students_do_what_their_records_say():
     test, teacher = sentiment.sentences("test"), sentiment.teacher()
-    base = metrics.accuracy(
-        test["label"], sentiment.logits(teacher, test["text"]).argmax(dim=1)
-    ).value
+    says = sentiment.logits(teacher, test["text"]).argmax(dim=1)
+    base = metrics.accuracy(test["label"], says).value
     for (name, layers), share in zip(sentiment.LAYERS.items(), (0.99, 0.95), strict=True):
         record = json.loads((sentiment.STUDENTS / name / "record.json").read_text())
         student = sentiment.student(name)
-        found = metrics.accuracy(
-            test["label"], sentiment.logits(student, test["text"]).argmax(dim=1)
-        )
-        assert (
-            abs(100 * found.value - float(record["accuracy"][:4])) <= 0.1
-        )  # other CPUs may round otherwise
+        says = sentiment.logits(student, test["text"]).argmax(dim=1)
+        found = metrics.accuracy(test["label"], says)
+        # Other CPUs may round otherwise.
+        assert abs(100 * found.value - float(record["accuracy"][:4])) <= 0.1
         assert found.value >= share * base
         assert record["layers"] == str(layers)
         assert record["command"] == f"python -m helpers train-student {name}"

@@ -1,8 +1,7 @@
-"""The tutorial's working example: MiniLM as a classifier of movie-review snippets.
+"""The tutorial's working example: MiniLM as a classifier of movie reviews (04 to 06, and 08).
 
-Used by notebooks 04 to 06 and 08. The adapter (LoRA and a classification head, in
-`sentiment_adapter/` with its model card) was trained by `python -m helpers train-teacher` and is
-merged into MiniLM's weights when the model is loaded.
+The adapter (LoRA and a classification head, with its model card) was trained by `python -m helpers
+train-teacher` and is merged into MiniLM's weights when the model is loaded.
 """
 
 import gc
@@ -17,15 +16,14 @@ ADAPTER = files.DATA / "sentiment_adapter"
 LABELS = {0: "negative", 1: "positive"}
 STUDENTS = files.DATA / "students"
 TEACHER_LOGITS = STUDENTS / "teacher_logits.safetensors"  # for all texts that students learn from
-# The students of `python -m helpers train-student`, and the teacher's layers that each keeps.
+# The students of `python -m helpers train-student`, and the teacher's layers that each keeps
 LAYERS = {"three-layers": (0, 2, 5), "two-layers": (0, 3)}
 
 
 def sentences(split: str):
     """Return the snippets of one split as a table: id, text, rating, label.
 
-    Args:
-        split: "train" (8,060 rows) or "test" (2,012).
+    "train" has 8,060 rows, "test" 2,012.
     """
     if split not in ("train", "test"):  # an empty table would go on without an error
         raise ValueError(f'there is no split {split!r}: take "train" or "test"')
@@ -103,9 +101,9 @@ def student(name: str, folder: Path = STUDENTS):
 
 
 def export(name: str, path: str | Path):
-    """Write "teacher", or a student of that name, as an ONNX file, as `onnx_export.export` does.
+    """Write "teacher", or a student of that name, as `onnx_export.export` does.
 
-    For `processes.run_in_subprocess`: the exporter keeps some of the memory that it takes.
+    It is for `processes.run_in_subprocess`: the exporter keeps some of its memory.
     """
     from helpers.lessons import onnx_export
 

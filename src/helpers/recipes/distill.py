@@ -21,7 +21,7 @@ OPTIONS = {"layers": "0,2,5", "epochs": 3, "lr": 2e-4, "temperature": math.inf, 
 
 def soft_loss(student: Tensor, teacher: Tensor, temperature: float = 1.0) -> Tensor:
     """Return T² x KL(teacher || student) of logits (texts, classes); see arXiv:1503.02531."""
-    if math.isinf(temperature):  # the limit: half the squared difference of the centred logits
+    if temperature == float("inf"):  # the limit: half the squared difference of the centred logits
         return (student - teacher).var(dim=-1, correction=0).mean() / 2
     log_p = nn.functional.log_softmax(teacher / temperature, dim=-1)
     log_q = nn.functional.log_softmax(student / temperature, dim=-1)

@@ -1,8 +1,4 @@
-"""Trainings that take minutes: they make what the notebooks load. Commands of `python -m helpers`.
-
-`train-teacher` makes the sentiment adapter that is part of this package, `train-student` the
-students cut from it.
-"""
+"""Long trainings that make the weights of the notebooks: `train-teacher` and `train-student`."""
 
 import datetime
 import json
@@ -47,10 +43,7 @@ language: en
 
 
 def rating_targets(ratings):
-    """Soft targets of shape (texts, 2), negative first, from mean ratings.
-
-    P(positive) = sigmoid(1.2 x rating).
-    """
+    """Return soft targets (texts, 2), negative first: P(positive) = sigmoid(1.2 x rating)."""
     import torch
 
     positive = torch.sigmoid(RATING_SCALE * torch.tensor(list(ratings), dtype=torch.float32))
@@ -60,11 +53,10 @@ def rating_targets(ratings):
 def train_teacher(
     folder: Path = sentiment.ADAPTER, seed: int = 0, epochs: int = 4, quiet: bool = False
 ) -> metrics.Accuracy:
-    """Train the sentiment adapter and store it in float16 with its model card.
+    """Train the sentiment adapter and store it in float16 with its card; about 25 minutes.
 
-    Returns its accuracy on the test set.
-
-    About 25 minutes on two cores. Raises AssetError if MiniLM or the texts cannot be had.
+    Returns:
+        Its accuracy on the test set.
     """
     import torch
     from peft import LoraConfig, get_peft_model
@@ -74,20 +66,15 @@ def train_teacher(
     torch.manual_seed(seed)
     rank, lr = 32, 1e-3
     lora = {"r": rank, "lora_alpha": rank, "target_modules": "all-linear"}
-    model = get_peft_model(
-        sentiment.untrained(), LoraConfig(**lora, modules_to_save=["classifier"])
-    )
+    lora = LoraConfig(**lora, modules_to_save=["classifier"])
+    model = get_peft_model(sentiment.untrained(), lora)
     targets = rating_targets(rows["rating"])
-    training.train(
-        model,
-        assets.tokenizer("minilm"),
-        rows["text"],
-        lambda logits, picked: functional.cross_entropy(logits, targets[picked]),
-        epochs=epochs,
-        lr=lr,
-        seed=seed,
-        quiet=quiet,
-    )
+
+    def loss(logits, picked):
+        return functional.cross_entropy(logits, targets[picked])
+
+    options = {"epochs": epochs, "lr": lr, "seed": seed, "quiet": quiet}
+    training.train(model, assets.tokenizer("minilm"), rows["text"], loss, **options)
     _store(model, folder)
     logits = sentiment.logits(sentiment.teacher(folder), test["text"])
     accuracy = metrics.accuracy(test["label"], logits.argmax(dim=1))
@@ -122,14 +109,14 @@ def _store(model, folder: Path) -> None:
 def train_student(
     name: str, folder: Path = sentiment.STUDENTS, examples=None, quiet: bool | None = None
 ) -> dict:
-    """Distil one of `sentiment.LAYERS` and store it in `folder`/`name`.
-
-    Returns its record, which is stored, too.
+    """Distil one of `sentiment.LAYERS` and store it in `folder`/`name`; return its record.
 
     All parameters learn to give the teacher's logits for `examples` (default: `transfer_texts`),
-    and the labels where there are some. The teacher's logits are kept in `folder`, and the
-    training's state beside the downloaded models, so that an interrupted training goes on where it
-    was. Raises ValueError for another name and AssetError if MiniLM or the texts cannot be had.
+    and the labels where there are some. The training's state is kept beside the downloaded models,
+    so that an interrupted training goes on where it was.
+
+    Raises:
+        ValueError: For another name.
     """
     if name not in sentiment.LAYERS:
         raise ValueError(f"there is no student {name!r}; there are {', '.join(sentiment.LAYERS)}")
@@ -139,14 +126,9 @@ def train_student(
     (folder / name).mkdir(parents=True, exist_ok=True)
     model = sentiment.unfinished_student(name)
     before = {key: parameter.detach().clone() for key, parameter in model.named_parameters()}
-    kept = {
-        "file": folder / sentiment.TEACHER_LOGITS.name,
-        "checkpoint": checkpoint,
-        "quiet": quiet,
-    }
-    distillation.distill(
-        model, sentiment.teacher(), assets.tokenizer("minilm"), examples, **TRAINING, **kept
-    )
+    kept = {"file": folder / sentiment.TEACHER_LOGITS.name, "checkpoint": checkpoint}
+    teacher, tokenizer = sentiment.teacher(), assets.tokenizer("minilm")
+    distillation.distill(model, teacher, tokenizer, examples, quiet=quiet, **TRAINING, **kept)
     _store_change(before, model, folder / name / "change.safetensors")
     answers = sentiment.logits(sentiment.student(name, folder), test["text"]).argmax(dim=1)
     record = TRAINING | {
@@ -165,12 +147,9 @@ def train_student(
 
 
 def _store_change(before: dict, model, file: Path) -> None:
-    """Write what training changed, in float16.
+    """Write what training changed in float16, matrices as products of two thin ones.
 
-    Of matrices the nearest ones of a low rank, as products of thin ones.
-
-    Those of the truncated singular value decomposition (Eckart and Young, Psychometrika 1, 1936,
-    211-218).
+    The product is the nearest of its rank (Eckart and Young, Psychometrika 1, 1936, 211-218).
     """
     import torch
     from safetensors.torch import save_file

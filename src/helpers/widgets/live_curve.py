@@ -15,18 +15,14 @@ class LiveCurve:
         self.ylabel, self.every, self.curves = ylabel, every, {}
         self.live = None if are_progress_bars_disabled() else display(display_id=True)
 
-    def follow(
-        self, name: str, measure: Callable[[], float] | None = None
-    ) -> Callable[[int, float], None]:
-        """Return an `after_step` for `train`, which notes `measure()` or the mean loss at times."""
-        steps, values, losses = self.curves.setdefault(name, ([], [], []))
+    def follow(self, name: str, measure: Callable[[], float]) -> Callable[[int, float], None]:
+        """Return an `after_step` for `train`, which notes what is measured every few steps."""
+        steps, values = self.curves.setdefault(name, ([], []))
 
         def after_step(step: int, loss: float) -> None:
-            losses.append(loss)
             if step % self.every == 0:
                 steps.append(step)
-                recent = losses[-self.every :]
-                values.append(measure() if measure else sum(recent) / len(recent))
+                values.append(measure())
                 if self.live:
                     self.show(f"{self.ylabel}: {name} {values[-1]:.3g}", last=False)
 
@@ -35,7 +31,7 @@ class LiveCurve:
     def show(self, alt: str, last: bool = True) -> None:
         """Show all curves with `alt`: for good, or in place of the live picture."""
         fig, axes = plots.plt.subplots()
-        for name, (steps, values, _) in self.curves.items():
+        for name, (steps, values) in self.curves.items():
             axes.plot(steps, values, marker="o", label=name)
         axes.set(xlabel="training step", ylabel=self.ylabel)
         axes.legend()

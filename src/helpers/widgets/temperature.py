@@ -8,10 +8,9 @@ import numpy
 
 
 def softened(logits, temperature: float) -> tuple[numpy.ndarray, float, float]:
-    """Return softmax(logits / T), its entropy in bits, and an undecided student's gradient norm.
+    """Return softmax(logits / T), its entropy in bits, and the size of a gradient.
 
-    That gradient of KL(softened teacher || softened student) with respect to the student's logits
-    is (q - p) / T.
+    It is that of KL(teacher || student), (q - p) / T, for a student with equal logits.
     """
     powers = numpy.exp((numpy.array(logits) - max(logits)) / temperature)
     p = powers / powers.sum()
@@ -24,38 +23,30 @@ def temperature_picture(logits, temperature: float) -> str:
     fig, axes = plots.plt.subplots(figsize=(7, 2.6))
     places = numpy.arange(len(logits))
     for shift, t, colour in ((-0.2, 1.0, plots.GREY), (0.2, temperature, plots.BLUE)):
-        bars = axes.bar(
-            places + shift, softened(logits, t)[0], 0.38, color=colour, label=f"T = {t:.3g}"
-        )
+        heights = softened(logits, t)[0]
+        bars = axes.bar(places + shift, heights, 0.38, color=colour, label=f"T = {t:.3g}")
         axes.bar_label(bars, fmt="%.2f", fontsize=9)
-    axes.set(
-        xticks=places,
-        xticklabels=[f"logit {logit:g}" for logit in logits],
-        ylim=(0, 1.15),
-        ylabel="probability",
-    )
+    axes.set_xticks(places, [f"logit {logit:g}" for logit in logits])
+    axes.set(ylim=(0, 1.15), ylabel="probability")
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
     p, entropy, gradient = softened(logits, temperature)
     shares, most = ", ".join(f"{share:.3f}" for share in p), numpy.log2(len(p))
-    caption = f"T = {temperature:.3g}: probabilities {shares}; "
-    caption += f"entropy {entropy:.2f} of at most {most:.2f} bits."
-    sizes = f"{gradient:.3f}, with the factor T² {temperature**2 * gradient:.3f}"
-    caption += f" Gradient for an undecided student: {sizes}."
+    caption = (
+        f"T = {temperature:.3g}: probabilities {shares}; entropy {entropy:.2f} of at most "
+        f"{most:.2f} bits. Gradient for an undecided student: {gradient:.3f}, with the factor T² "
+        f"{temperature**2 * gradient:.3f}."
+    )
     return plots.html(fig, caption)
 
 
 def temperature_explorer() -> ipywidgets.VBox:
-    """Controls for a teacher's three logits and the temperature.
-
-    Below them what a student would be shown.
-    """
-    controls = [
-        ipywidgets.FloatSlider(value, min=-8, max=8, step=0.5, description=f"logit {number}")
-        for number, value in enumerate((4.0, 1.0, -2.0), 1)
-    ]
-    controls.append(
-        ipywidgets.FloatLogSlider(2.0, base=2, min=-2, max=6, step=0.25, description="temperature")
-    )
+    """Return sliders for three logits and the temperature, with the picture below them."""
+    controls = []
+    for number, value in enumerate((4.0, 1.0, -2.0), 1):
+        name = f"logit {number}"
+        controls.append(ipywidgets.FloatSlider(value, min=-8, max=8, step=0.5, description=name))
+    style = {"base": 2, "min": -2, "max": 6, "step": 0.25, "description": "temperature"}
+    controls.append(ipywidgets.FloatLogSlider(2.0, **style))
 
     def show() -> str:
         *logits, temperature = (control.value for control in controls)
