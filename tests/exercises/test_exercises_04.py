@@ -1,77 +1,62 @@
-"""The exercises of notebook 04.
+"""The exercises of notebook 04: what is right passes, each usual mistake gets its own answer."""
 
-What is right passes, and each of the usual mistakes gets its own answer.
-"""
-
-from helpers import exercises
-from helpers.core import quiet
-from helpers.exercises import lesson_04
+from helpers.core.quiet import quiet
+from helpers.exercises.lesson_04 import check_04_1, check_04_2, check_04_3, write_puzzle
+from helpers.exercises.tiny_models import new_model
 from helpers.lessons import onnx_export
 from helpers.models import batching
+from helpers.recipes.onnx_export import INPUTS
 
 import pytest
 import torch
 
-
-def said(capsys, number, *answer):
-    getattr(exercises, f"check_04_{number}")(*answer)
-    return capsys.readouterr().out.strip()
+FREE = {0: "batch", 1: "length"}
 
 
 def written(path, inputs, **options):
-    with quiet.quiet(stdout=True):
+    with quiet(stdout=True):
         torch.onnx.export(
-            lesson_04.new_model(),
-            (),
-            path,
-            kwargs=inputs,
-            opset_version=23,
-            verbose=False,
-            **options,
+            new_model(), f=path, kwargs=inputs, opset_version=23, verbose=False, **options
         )
     return path
 
 
 @pytest.fixture(scope="module")
 def puzzle(tmp_path_factory):
-    return lesson_04.write_puzzle(tmp_path_factory.mktemp("puzzle"))
+    return write_puzzle(tmp_path_factory.mktemp("puzzle"))
 
 
-def test_exercise_1(tmp_path, capsys, puzzle):
-    assert (
-        said(capsys, 1, onnx_export.export(lesson_04.new_model(), tmp_path / "right.onnx").path)
-        == "correct"
-    )
-    inputs = {name: torch.ones(2, 8, dtype=torch.int64) for name in onnx_export.NAMES}
+@pytest.mark.slow
+def test_exercise_1(tmp_path, said, puzzle):
+    right = onnx_export.export(new_model(), tmp_path / "right.onnx").path
+    assert said(check_04_1, right) == "correct"
+    inputs = {name: torch.ones(2, 8, dtype=torch.int64) for name in INPUTS}
     fixed = written(tmp_path / "fixed.onnx", inputs)
-    assert "input_ids has a fixed size of 2: name both axes" in said(capsys, 1, fixed)
+    assert "input_ids has a fixed size of 2: name both axes" in said(check_04_1, fixed)
     ids = {"input_ids": inputs["input_ids"]}
-    lacking = written(
-        tmp_path / "lacking.onnx", ids, dynamic_shapes={"input_ids": {0: "batch", 1: "length"}}
-    )
-    assert "its inputs are ['input_ids']" in said(capsys, 1, lacking)
-    assert "is each input in place?" in said(capsys, 1, puzzle)
-    assert "absent.onnx" in said(capsys, 1, tmp_path / "absent.onnx")
-    assert "not answered" in said(capsys, 1, ...)
+    lacking = written(tmp_path / "lacking.onnx", ids, dynamic_shapes={"input_ids": FREE})
+    assert "its inputs are ['input_ids']" in said(check_04_1, lacking)
+    assert "is each input in place?" in said(check_04_1, puzzle)
+    assert "absent.onnx" in said(check_04_1, tmp_path / "absent.onnx")
+    assert "not answered" in said(check_04_1, ...)
 
 
-def test_exercise_2(capsys, puzzle):
-    def repair(inputs):
-        swapped = {"attention_mask": "token_type_ids", "token_type_ids": "attention_mask"}
-        return {name: inputs[swapped.get(name, name)] for name in inputs}
-
-    assert said(capsys, 2, repair, puzzle) == "correct"
-    assert "still differs" in said(capsys, 2, dict, puzzle)
-    assert "still differs" in said(
-        capsys, 2, lambda inputs: inputs | {"token_type_ids": inputs["input_ids"] * 0}, puzzle
-    )
-    assert "the file needs attention_mask" in said(
-        capsys, 2, lambda i: {"input_ids": i["input_ids"]}, puzzle
-    )
+def exchange(inputs):
+    mask, segments = inputs["attention_mask"], inputs["token_type_ids"]
+    return inputs | {"attention_mask": segments, "token_type_ids": mask}
 
 
-def by_budget(lengths):
-    return batching.batches(lengths, 32, 1024)
+@pytest.mark.parametrize(
+    ("answer", "verdict"),
+    [
+        (exchange, "correct"),
+        (dict, "still differs"),
+        (lambda inputs: inputs | {"token_type_ids": inputs["input_ids"] * 0}, "still differs"),
+        (lambda inputs: {"input_ids": inputs["input_ids"]}, "the file needs attention_mask"),
+    ],
+)
+def test_exercise_2(said, puzzle, answer, verdict):
+    assert verdict in said(check_04_2, answer, puzzle)
 
 
 def unsorted(lengths):
@@ -87,13 +72,13 @@ def unsorted(lengths):
 @pytest.mark.parametrize(
     ("answer", "verdict"),
     [
-        (by_budget, "correct"),
+        (lambda lengths: batching.batches(lengths, 32, 1024), "correct"),
         (unsorted, "put texts of like length together"),
         (lambda lengths: [[position] for position in range(len(lengths))], "as many as fit"),
         (lambda lengths: batching.batches(lengths, batch_size=32), "tokens with padding"),
         (lambda lengths: batching.batches(lengths, max_tokens=1024), "a batch has"),
-        (lambda lengths: by_budget(lengths)[1:], "in one batch, once"),
+        (lambda lengths: batching.batches(lengths, 32, 1024)[1:], "in one batch, once"),
     ],
 )
-def test_exercise_3(capsys, answer, verdict):
-    assert verdict in said(capsys, 3, answer)
+def test_exercise_3(said, answer, verdict):
+    assert verdict in said(check_04_3, answer)

@@ -11,44 +11,55 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 import torch
-from torch import nn
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+import transformers
+from transformers import AutoTokenizer, PreTrainedModel
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 PAIRS = [("A short text.", "Another."), ("This one is a good deal longer than that.", "No!")]
+OPSET = 23  # the first with an Attention operator; below, attention is cut into many pieces
+SINGLE_FILE = 1_000_000_000  # bytes of weights above which they get a second file (2 GB is the end)
 
 
-def example_inputs(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return a batch that names the model's inputs.
-
-    It has 2 rows of 8 tokens: sizes 0 and 1 are special to the exporter, which would fix them.
-    """
+def example_inputs(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """Return a batch (2, 8) by name, of the inputs that the model's `forward` names."""
     names = [name for name in INPUTS if name in inspect.signature(model.forward).parameters]
-    return {name: torch.ones(2, 8, dtype=torch.int64) for name in names}
+    example = {n: torch.ones(2, 8, dtype=torch.int64, device=model.device) for n in names}
+    if "token_type_ids" in example:
+        example["token_type_ids"].zero_()  # RoBERTa has a single segment, 0
+    return example
 
 
-def export(model: nn.Module, path: str | Path) -> Path:
-    """Write a model as an ONNX file that takes batches of any size and length.
-
-    Inputs go by name: by position, mask and segment ids would be swapped in silence. From opset
-    23 on, PyTorch's fused attention becomes one operator.
-    """
+def to_program(
+    model: PreTrainedModel, example: Mapping, opset: int = OPSET, optimize: bool = True
+) -> torch.onnx.ONNXProgram:
+    """Trace a model by name: by position, mask and segment ids would be swapped in silence."""
     model.eval()
     model.set_attn_implementation("sdpa")
-    example = example_inputs(model)
-    axes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length", max=512)}
+    # Each is cloned: one tensor under two names would become a single input of the file.
+    example = {name: example[name].clone() for name in example_inputs(model)}
+    if any(value.shape[0] < 2 or value.shape[1] < 8 for value in example.values()):
+        raise ValueError("give at least 2 texts of 8 tokens: sizes 0 and 1 would stay fixed")
     with torch.inference_mode():
-        program = torch.onnx.export(
+        outputs = [name for name, value in model(**example).items() if torch.is_tensor(value)]
+        return torch.onnx.export(
             model,
             kwargs=example,
-            dynamic_shapes=dict.fromkeys(example, axes),
-            output_names=["logits"],
-            opset_version=23,
+            dynamic_shapes={name: {0: "batch", 1: "length"} for name in example},
+            output_names=outputs,
+            opset_version=opset,
             dynamo=True,
+            optimize=optimize,
             verbose=False,
         )
-    program.save(path, external_data=False)  # one file; beyond 2 GB it has to be two
-    return Path(path)
+
+
+def export(model: PreTrainedModel, path: str | Path) -> Path:
+    """Write a model as an ONNX file of any batch and length; large weights lie beside it."""
+    path = Path(path)
+    Path(f"{path}.data").unlink(missing_ok=True)  # of an earlier export
+    large = sum(parameter.nbytes for parameter in model.parameters()) > SINGLE_FILE
+    to_program(model, example_inputs(model)).save(path, external_data=large)
+    return path
 
 
 def open_session(
@@ -56,8 +67,7 @@ def open_session(
 ) -> onnxruntime.InferenceSession:
     """Open an ONNX file on the provider that is asked for, or raise RuntimeError.
 
-    ONNX Runtime itself would fall back to the CPU with a warning. Its threads sleep while they
-    wait: spinning ones slow down everything else in the process.
+    ONNX Runtime itself falls back to the CPU. Threads that spin would slow down the process.
     """
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
@@ -71,34 +81,39 @@ def open_session(
 def run(session: onnxruntime.InferenceSession, encoding: Mapping) -> np.ndarray:
     """Return the first output for a tokenizer's answer; the file takes the inputs it declares."""
     names = [entry.name for entry in session.get_inputs()]
-    feed = {name: np.asarray(encoding[name], dtype=np.int64) for name in names}
+    if "attention_mask" not in names:
+        raise ValueError("the file has no attention_mask: it would read the padding as text")
+    feed = {}
+    for name in names:  # decimal ids would be cut off in silence, hence the casting
+        feed[name] = np.asarray(encoding[name]).astype(np.int64, casting="same_kind")
     return session.run(None, feed)[0]
 
 
-def parity(model: nn.Module, session: onnxruntime.InferenceSession, tokenizer) -> float:
-    """Return the largest difference of the logits on padded pairs of texts.
+def parity(model: PreTrainedModel, session: onnxruntime.InferenceSession, tokenizer) -> float:
+    """Return the largest difference of the first output on padded pairs of texts.
 
     Padding and two segments matter: with ones everywhere, a swapped mask looks right.
     """
     encoding = tokenizer(*zip(*PAIRS, strict=True), padding=True, return_tensors="pt")
-    encoding = {name: value for name, value in encoding.items() if name in example_inputs(model)}
+    known = {name: encoding[name].to(model.device) for name in example_inputs(model)}
     with torch.inference_mode():
-        expected = model.eval()(**encoding).logits.numpy()
+        expected = model.eval()(**known)[0].float().cpu().numpy()
     return float(np.abs(run(session, encoding) - expected).max())
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Export the classifier of a folder and compare the file with it."""
+    """Export the model of a folder and compare the file with it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", help="a model folder, or a name on the Hugging Face hub")
     parser.add_argument("target", help="the .onnx file to write")
-    parser.add_argument("--threads", type=int, default=2, help="default: %(default)s")
+    parser.add_argument("--class", dest="kind", default="AutoModelForSequenceClassification")
     given = parser.parse_args(argv)
-    model = AutoModelForSequenceClassification.from_pretrained(given.folder, dtype=torch.float32)
+    model = getattr(transformers, given.kind).from_pretrained(given.folder, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(given.folder)
     path = export(model, given.target)
-    difference = parity(model, open_session(path, given.threads), tokenizer)
-    print(f"{path}: {path.stat().st_size / 1e6:.1f} MB, largest difference {difference:.1e}")
+    for file in sorted(path.parent.glob(f"{path.name}*")):
+        print(f"{file}: {file.stat().st_size / 1e6:.1f} MB")
+    print(f"largest difference: {parity(model, open_session(path), tokenizer):.1e}")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,30 @@
+"""Small BERT models with random weights that notebooks 03 and 04 take apart."""
+
+from helpers.models import inspection
+
+from transformers import BertConfig, BertForSequenceClassification, BertModel
+
+_SIZES = {
+    "vocab_size": 100,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+    "max_position_embeddings": 64,
+}
+
+
+def new_model() -> BertModel:
+    """Build a small encoder in eval mode, the same each time; all of its inputs matter."""
+    return tiny_bert(initializer_range=0.5)
+
+
+def new_classifier() -> BertForSequenceClassification:
+    """Build a small BERT with a head for two labels in eval mode, the same each time."""
+    return tiny_bert(kind=BertForSequenceClassification)
+
+
+def tiny_bert(seed: int = 0, kind: type = BertModel, **changes) -> BertModel:
+    """Build a BERT of 2 layers, 32 wide, in eval mode; changes are those of its config."""
+    with inspection.seeded(seed):
+        return kind(BertConfig(**_SIZES | changes)).eval()
