@@ -97,19 +97,24 @@ def test_chunks_do_not_change_the_vectors(model, tokenizer, monkeypatch):
     assert [len(part) for part in parts] == [10, 10, 10, 10, 10, 3]
     np.testing.assert_allclose(np.concatenate(parts), whole, atol=1e-5)
     assert report.texts == 53
+    assert vectors_of([], model, tokenizer).shape == (0, 32)
 
 
 def test_only_one_chunk_is_read_ahead(model, tokenizer, monkeypatch):
     """Results come as they are made: a corpus is never read whole."""
     monkeypatch.setattr(embedding, "CHUNK", 5)
-    taken = []
-    texts = (taken.append(text) or text for text in texts_of(100))
+    texts = iter(texts_of(100))
     next(stream(texts, model, tokenizer))
-    assert len(taken) == 5
+    assert not torch.is_inference_mode_enabled()
+    assert len(list(texts)) == 95
 
 
-def test_no_texts(model, tokenizer):
-    assert embed([], model, tokenizer).vectors.shape == (0, 32)
+def windowed(text, sizes, model, tokenizer):
+    """The mean over all tokens of a text's windows, each read by itself."""
+    words, ends = text.split(), np.cumsum(sizes)
+    parts = [" ".join(words[end - size : end]) for size, end in zip(sizes, ends, strict=True)]
+    weights = [size + 2 for size in sizes]
+    return np.average(one_at_a_time(parts, model, tokenizer), axis=0, weights=weights)
 
 
 @pytest.mark.parametrize("long", ["truncate", "window"])
@@ -124,14 +129,7 @@ def test_texts_beyond_the_limit(model, tokenizer, long):
     else:
         assert (report.cut_texts, report.cut_tokens, report.windowed_texts) == (0, 0, 3)
         sizes = [[3], [62], [32, 31], [42, 42, 41], [50] * 4]
-        wanted = []
-        for text, parts in zip(texts, sizes, strict=True):
-            words, total = text.split(), 0
-            for size in parts:
-                (vector,) = one_at_a_time([" ".join(words[:size])], model, tokenizer)
-                total = total + vector * (size + 2)
-                words = words[size:]
-            wanted.append(total / sum(size + 2 for size in parts))
+        wanted = [windowed(*pair, model, tokenizer) for pair in zip(texts, sizes, strict=True)]
     np.testing.assert_allclose(done.vectors, wanted, atol=1e-5)
 
 
@@ -149,12 +147,6 @@ def test_the_model_is_left_as_it_was(tiny_model, tokenizer):
         embed(["w1", None], model, tokenizer)
     assert [module.training for module in model.modules()] == modes
     assert torch.is_grad_enabled()
-
-
-def test_no_graph_and_no_inference_mode_outside(model, tokenizer):
-    for _ in stream(texts_of(3), model, tokenizer):
-        assert not torch.is_inference_mode_enabled()
-        assert model.embeddings.word_embeddings.weight.requires_grad
 
 
 def test_case_84_the_first_call_names_the_device(model, tiny_model, tokenizer, capsys, monkeypatch):
@@ -241,13 +233,10 @@ def test_wrong_input_is_named(texts, options, error, message, model, tokenizer):
         embed(texts, model, tokenizer, **options)
 
 
-def test_the_tokenizer_of_another_model(tiny_model, tokenizer):
+def test_models_that_would_give_wrong_vectors_without_an_error(tiny_model, tokenizer):
+    """That of another tokenizer; one whose first hidden state would pass for the mean of all."""
     with pytest.raises(ValueError, match="load both under one name"):
         embed(["w1"], tiny_model(BertModel, vocab_size=40), tokenizer)
-
-
-def test_a_model_that_computes_its_first_token_only(tiny_model, tokenizer):
-    """Its one hidden state would pass for the mean of all."""
     short = students.read_first_token(tiny_model(BertForSequenceClassification))
     with pytest.raises(ValueError, match="first token only"):
         embed(["w1"], short, tokenizer)
@@ -256,45 +245,32 @@ def test_a_model_that_computes_its_first_token_only(tiny_model, tokenizer):
 # Casing
 
 
-MIXED = ["Hello", "hello", "World", "world", "DNA", "the", "##s"]
 LOWER = ["hello", "world", "dna", "the", "##s"]
 
 
 @pytest.mark.parametrize(
-    ("words", "kind"), [(MIXED, "cased"), (["Zürich", "zürich", "a"], "cased"), (LOWER, "uncased")]
+    ("words", "kind"),
+    [
+        (["Hello", "hello", "World", "world", "DNA", "the", "##s"], "cased"),
+        (["Zürich", "zürich", "a"], "cased"),
+        (LOWER, "uncased"),
+        (["hello", "dna"], "uncased"),
+        (["oxygen", "iron"], "uncased"),  # no hello
+        ([*LOWER, *WORDS, "w80", *"abcdefghijklmno", "\u212b"], "uncased"),  # a stray symbol
+    ],
+    ids=lambda value: value if isinstance(value, str) else value[0],
 )
-def test_case_79_a_vocabulary_without_tokenizer_settings(words, kind, vocabulary, tmp_path):
-    folder = vocabulary(tmp_path, words)
-    lower = kind == "uncased"
-    right = AutoTokenizer.from_pretrained(folder, do_lower_case=lower)
-    wrong = AutoTokenizer.from_pretrained(folder, do_lower_case=not lower)
-    assert check_casing(right) == kind
-    with pytest.raises(ValueError, match=f"do_lower_case={lower}"):
-        check_casing(wrong)
-    default = AutoTokenizer.from_pretrained(folder)  # which lower-cases
-    if lower:
-        assert check_casing(default) == "uncased"
+@pytest.mark.parametrize("lower", [True, False, None])
+def test_case_79_a_vocabulary_without_tokenizer_settings(words, kind, lower, vocabulary, tmp_path):
+    """By default it is lower-cased, whatever its words are; added tokens count for nothing."""
+    options = {} if lower is None else {"do_lower_case": lower}
+    tokenizer = AutoTokenizer.from_pretrained(vocabulary(tmp_path, words), **options)
+    tokenizer.add_tokens(["[ENTITY]", "XYZ"])
+    if (lower is False) == (kind == "cased"):
+        assert check_casing(tokenizer) == kind
     else:
-        with pytest.raises(ValueError, match="do_lower_case=False"):
-            check_casing(default)
-
-
-@pytest.mark.parametrize(
-    "words", [["hello", "dna"], [*LOWER, *WORDS, "w80", *"abcdefghijklmno", "\u212b"]]
-)
-def test_case_79_added_tokens_and_stray_symbols_make_no_cased_vocabulary(
-    words, vocabulary, tmp_path
-):
-    tokenizer = AutoTokenizer.from_pretrained(vocabulary(tmp_path, words))
-    tokenizer.add_tokens(["[ENTITY]", "DNA"])
-    assert check_casing(tokenizer) == "uncased"
-
-
-def test_case_79_a_vocabulary_without_hello(vocabulary, tmp_path):
-    folder = vocabulary(tmp_path, ["oxygen", "iron"])
-    assert check_casing(AutoTokenizer.from_pretrained(folder)) == "uncased"
-    with pytest.raises(ValueError, match="'Oxygen' becomes"):
-        check_casing(AutoTokenizer.from_pretrained(folder, do_lower_case=False))
+        with pytest.raises(ValueError, match=f"do_lower_case={kind == 'uncased'}"):
+            check_casing(tokenizer)
 
 
 def test_a_folder_without_a_vocabulary_is_refused(tmp_path, model):

@@ -326,15 +326,6 @@ def test_embed_corpus_shares_the_work_and_goes_on(corpus, folder, tmp_path):
     assert {path.name: path.read_bytes() for path in target.iterdir()} == made
 
 
-def test_vectors_of_another_model_are_not_taken_for_these(corpus, tiny_model, tokenizer, tmp_path):
-    target = tmp_path / "vectors"
-    assert len(embed_corpus.embed_folder(corpus, target, tiny_model(BertModel), tokenizer)) == 3
-    assert not embed_corpus.embed_folder(corpus, target, tiny_model(BertModel), tokenizer)
-    with pytest.raises(ValueError, match="another model or text"):
-        embed_corpus.embed_folder(corpus, target, tiny_model(BertModel, seed=1), tokenizer)
-    assert not list(target.glob("*.part"))
-
-
 def test_fast_pipeline(exported, folder, classifier, tokenizer, tmp_path):
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
     printed = python("fast_pipeline", exported, folder, tmp_path / "texts.txt", "--workers", "2")
