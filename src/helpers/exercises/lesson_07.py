@@ -89,16 +89,14 @@ def check_07_2(answer: Callable[[list[int], int], list[list[int]]]) -> str | Non
     return None
 
 
-class _Name(str):
-    """A name with another hash in each process, as Python's have: sets differ in their order."""
+def _in_process(rank: int, names) -> list[str]:
+    """Return names that hash otherwise in each process, as Python's do: sets differ in order."""
 
-    def __new__(cls, name: str, rank: int):
-        self = super().__new__(cls, name)
-        self.rank = rank
-        return self
+    class Name(str):
+        def __hash__(self):
+            return hash((rank, str(self)))
 
-    def __hash__(self):
-        return hash((self.rank, str(self)))
+    return [Name(name) for name in names]
 
 
 @exercise
@@ -109,8 +107,8 @@ def check_07_3(answer: Callable[[Sequence[str], set[str], int, int], Any]) -> st
         for world in (1, 2, 3, 10):
             shares = []
             for rank in range(world):
-                names, ready = ([_Name(name, rank) for name in some] for some in (shards, done))
-                shares.append([str(name) for name in answer(names, set(ready), rank, world)])
+                names, ready = _in_process(rank, shards), set(_in_process(rank, done))
+                shares.append([str(name) for name in answer(names, ready, rank, world)])
             made, sizes = list(itertools.chain(*shares)), [len(share) for share in shares]
             case = f"with {world} processes and {len(done)} shards done"
             if again := sorted(done.intersection(made)):
