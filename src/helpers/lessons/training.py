@@ -31,29 +31,13 @@ def train(
     goal: object = None,
     quiet: bool | None = None,
 ) -> list[float]:
-    """Train what is trainable in a classifier; it is in eval mode at the end in any case.
+    """Train what is trainable in a classifier with the recipe's step; return each step's loss.
 
-    Args:
-        model: Trained in place with the recipe's step.
-        tokenizer: Cuts texts at 128 tokens, or at what the model reads.
-        texts: To train on, each once in an epoch.
-        loss: Gets logits (batch, labels) and the rows (batch,) of their texts, so that targets
-            belong to the batch, however it was shuffled.
-        epochs: How often each text is seen.
-        lr: The highest learning rate.
-        batch_size: Texts in a batch.
-        seed: Of the order and of dropout.
-        after_step: Gets the step's number and its loss.
-        checkpoint: A file for the state every `KEEP_EVERY` steps; the same call goes on from there.
-        goal: Stands for what the loss compares with, so that another training is noticed.
-        quiet: Show no progress bar.
-
-    Returns:
-        The loss of every step.
-
-    Raises:
-        ValueError: If another training left the checkpoint.
-        FloatingPointError: If the loss is not finite.
+    `loss` gets logits (batch, labels) and the rows (batch,) of their texts, so that targets belong
+    to the batch, however it was shuffled; a loss that is not finite ends the training. With a
+    `checkpoint` file the same call goes on after an interruption; a file of another training, or
+    of one with another `goal` (what the loss compares with), is refused. `after_step` gets the
+    step's number and its loss. The model is in eval mode at the end in any case.
     """
     limit = min(batching.MAX_LENGTH, inspection.max_input_length(model))
     encoded, lengths = batching.encode(tokenizer, texts, limit)
