@@ -68,7 +68,7 @@ def walk(value: Any, name: str = "") -> Iterator[tuple[str, str, torch.Tensor]]:
         for key, kind, tensor in _registered(value):
             seen.add(id(tensor))
             yield prefix + key, kind, tensor
-    yield from _walk(name, value, seen, 0)
+    yield from _walk(name, value, seen, DEEPEST)
 
 
 def _registered(root: nn.Module) -> Iterator[tuple[str, str, torch.Tensor]]:
@@ -81,8 +81,8 @@ def _registered(root: nn.Module) -> Iterator[tuple[str, str, torch.Tensor]]:
             yield name, "buffer" if name in saved else "non-persistent buffer", tensor
 
 
-def _walk(name: str, value: Any, seen: set[int], depth: int):
-    if id(value) in seen or depth > DEEPEST:
+def _walk(name: str, value: Any, seen: set[int], left: int):
+    if id(value) in seen or left < 0:
         return
     seen.add(id(value))
     if isinstance(value, torch.Tensor):
@@ -91,7 +91,7 @@ def _walk(name: str, value: Any, seen: set[int], depth: int):
     for place, held in _parts(value):
         if not name:
             place = place.removeprefix(".").removeprefix("['").removesuffix("']")
-        yield from _walk(name + place, held, seen, depth + 1)
+        yield from _walk(name + place, held, seen, left - 1)
 
 
 def _parts(value: Any) -> list[tuple[str, Any]]:

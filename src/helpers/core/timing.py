@@ -153,22 +153,20 @@ def compare(
 
     Args:
         arms: For each name `(fn, inputs)`, called as fn(**inputs) for a mapping, fn(*inputs) for a
-            list or tuple, else fn(inputs): a list of sentences goes in as `(sentences,)`. With
-            `isolate` a set-up function, "module:function", or a pair of either and its keyword
-            arguments, which returns `(fn, inputs)` or `(fn, inputs, extra)` (JSON).
+            list or tuple, else fn(inputs). With `isolate` a set-up function, "module:function",
+            or a pair of either and its keyword arguments; it returns `(fn, inputs)` or `(fn,
+            inputs, extra)`.
         rounds: Timed blocks of each arm; their order is reversed each round.
         warmup: Calls of each arm before anything is timed.
-        threads: PyTorch's, restored afterwards; by default as many as it uses now. Give ONNX
-            Runtime's session options the same number.
-        isolate: Run each arm in a process of its own, in `passes` turns: A B, B A.
-        passes: Of isolated arms, which share the rounds.
+        threads: PyTorch's, restored afterwards; give ONNX Runtime the same number.
+        isolate: Run each arm in a process of its own.
+        passes: Turns of isolated arms, A B, B A, which share the rounds.
         items: Sentences that a call works through, to show items/s as well.
-        sync: Waits for accelerators, before the clock starts and before it stops.
+        sync: Waits for accelerators.
 
     Raises:
-        ValueError: For too few rounds, and for arms with different inputs or that change theirs.
+        ValueError: For arms with different inputs, or that change theirs.
         TypeError: For an arm that returns before it has worked (a generator).
-        ArmError: If an arm fails in its own process.
     """
     if not arms or rounds < MIN_ROUNDS or min(warmup, passes) < 1:
         least = f"{MIN_ROUNDS} rounds (fewer give no interval), a warm-up and a pass"

@@ -5,6 +5,7 @@ import ctypes
 import gc
 import sys
 import traceback
+from collections import UserDict
 from dataclasses import dataclass
 
 from helpers.core.processes import process_memory
@@ -14,6 +15,9 @@ from helpers.lessons.memory import alive, storage_bytes
 import torch
 from torch.nn import Module
 from torch.optim.optimizer import Optimizer
+
+# Other objects, such as widgets, lead to half of the program.
+HOLDERS = (torch.Tensor, Module, Optimizer, dict, UserDict, list, tuple, set)
 
 
 @dataclass(frozen=True)
@@ -107,7 +111,7 @@ def free_memory(namespace: dict | None = None) -> Freed:
         namespace = shell.user_ns if shell is not None else vars(sys.modules["__main__"])
     holders = []
     for name, thing in namespace.items():
-        if name.startswith("_") or name in own:
+        if name.startswith("_") or name in own or not isinstance(thing, HOLDERS):
             continue
         with contextlib.suppress(Exception):  # the reader's classes may raise when looked into
             if size := storage_bytes(alive(thing)):

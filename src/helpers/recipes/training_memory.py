@@ -54,13 +54,14 @@ def freeze_body(model: nn.Module) -> None:
 
 def checkpoint_layers(model: nn.Module) -> None:
     """Keep no activations inside layers; the backward pass computes them again."""
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    model.activation_checkpointing_enable({"use_reentrant": False})
 
 
 def add_adapters(model: nn.Module, rank: int = 8) -> nn.Module:
     """Return the model with LoRA adapters on all linear layers; only they and the head train."""
-    adapters = LoraConfig(task_type="SEQ_CLS", r=rank, target_modules="all-linear")
-    return get_peft_model(model, adapters)
+    heads = ["pre_classifier"]  # DistilBERT's: peft trains it whole, as it does every head
+    options = {"target_modules": "all-linear", "exclude_modules": heads}
+    return get_peft_model(model, LoraConfig(task_type="SEQ_CLS", r=rank, **options))
 
 
 def measure_peak(function: Callable[[], object], device: torch.device) -> int:
