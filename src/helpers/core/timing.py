@@ -160,7 +160,7 @@ def compare(
         warmup: Calls of each arm before anything is timed.
         threads: PyTorch's, restored afterwards; give ONNX Runtime the same number.
         isolate: Run each arm in a process of its own.
-        passes: Turns of isolated arms, A B, B A, which share the rounds.
+        passes: Turns of isolated arms, which share the rounds.
         items: Sentences that a call works through, to show items/s as well.
         sync: Waits for accelerators.
 
@@ -168,9 +168,8 @@ def compare(
         ValueError: For arms with different inputs, or that change theirs.
         TypeError: For an arm that returns before it has worked (a generator).
     """
-    if not arms or rounds < MIN_ROUNDS or min(warmup, passes) < 1:
-        least = f"{MIN_ROUNDS} rounds (fewer give no interval), a warm-up and a pass"
-        raise ValueError(f"compare needs arms and at least {least}")
+    if not arms or rounds < MIN_ROUNDS:
+        raise ValueError(f"compare needs arms, and {MIN_ROUNDS} rounds: fewer give no interval")
     torch = sys.modules.get("torch")
     before = torch.get_num_threads() if torch else None
     settings = {"warmup": warmup, "threads": threads or before or machine.usable_cpus()}
