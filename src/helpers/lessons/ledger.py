@@ -1,4 +1,4 @@
-"""Adds up the live storages of fake tensors."""
+"""Count the bytes that fake tensors would take, as the CPU's or CUDA's allocator holds them."""
 
 import weakref
 from collections import Counter
@@ -7,31 +7,21 @@ from helpers.core.tensors import MIB, format_bytes
 
 import torch
 import torch._dynamo  # seconds, which the first use of a FakeTensorMode would take
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    FakeTensor,
-    FakeTensorMode,
-)
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
 from torch.nn import Parameter
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 CUDA_CONTEXT = 400 * MIB
-
-
 CUBLAS_WORKSPACE = 8320 * 1024  # PyTorch's default, ":4096:2:16:8"
-
-
-RNG_STATE = 5056  # bytes of the CPU generator's state; checkpointing keeps one for every layer
-
-
-aten = torch.ops.aten
-
-
-IN_PLACE = {  # these allocate nothing: between tensors of one kind they need not be run
-    aten.add_.Tensor, aten.mul_.Tensor, aten.addcmul_.default, aten.addcdiv_.default,
-    aten.lerp_.Scalar, aten.zero_.default, aten.fill_.Scalar, aten.normal_.default,
-    aten.uniform_.default,
-}  # fmt: skip
+OUT_OF_MEMORY = (
+    "CUDA out of memory. Tried to allocate {}. GPU 0 (pretended) has a total capacity of {} of "
+    "which {} is free. Including non-PyTorch memory, this process has {} memory in use. Of the "
+    "allocated memory {} is allocated by PyTorch, and {} is reserved by PyTorch but unallocated."
+)
+NOT_PLACED = (
+    "this model was made outside the pretended GPU, or read from a file, so its weights are still "
+    "in this machine's memory: bring it in with `model = gpu.place(model)`"
+)
 
 
 class Ledger(FakeTensorMode):
@@ -42,12 +32,14 @@ class Ledger(FakeTensorMode):
     or of their own in multiples of 2 MiB.
     """
 
-    def __init__(self, card: bool, capacity: float = float("inf")):
+    def __init__(self, cuda: bool, capacity: float = float("inf")):
         super().__init__(allow_non_fake_inputs=True)
-        self.card, self.capacity, self.inside = card, capacity, False
+        self.cuda, self.capacity = cuda, capacity
         self.label, self.phase, self.where = "activations", "", ""
-        self.live, self.held, self.segments = {}, Counter(), Counter()
+        self.live = {}  # of every storage: [label, bytes, segment's unit, block, reference]
+        self.held, self.segments = Counter(), Counter()
         self.peaks = {}  # of every phase: (bytes, terms, where, what the allocator's segments add)
+        self._inside = False  # a step of another operation
 
     def begin(self, phase: str) -> None:
         """Begin a phase of a step; what it allocates gets the phase's label."""
@@ -69,39 +61,24 @@ class Ledger(FakeTensorMode):
         return False  # torch.compile does not come here: spares every call two wrappers
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if (
-            self.inside or func is torch.ops.prim.device.default
-        ):  # a step of another operation; a mere question
+        if self._inside or func is torch.ops.prim.device.default:
             return self.dispatch(func, types, args, kwargs or {})
-        if any(
-            isinstance(arg, Parameter)
-            and not isinstance(arg, FakeTensor)
-            and not is_traceable_wrapper_subclass(arg)
-            for arg in args
-        ):
-            raise RuntimeError(
-                "this model was made outside the pretended GPU, or read from a file, so its "
-                "weights are still in this machine's memory: bring it in with `model = "
-                "gpu.place(model)`"
-            )
-        if func in IN_PLACE and args[0].dim() and _of_one_kind(args):
-            out = args[0]
-        else:
-            self.inside = True
-            try:
-                out = self.dispatch(func, types, args, kwargs or {})
-            except DataDependentOutputException:
-                if func is not aten._local_scalar_dense.default:
-                    raise
-                return (
-                    float("nan") if args[0].is_floating_point() else 0
-                )  # .item(): nothing was computed
-            finally:
-                self.inside = False
-            for tensor in out if isinstance(out, (list, tuple)) else (out,):
-                if isinstance(tensor, torch.Tensor):
-                    self._add(tensor)
-        if not self.card:
+        if any(_is_real_parameter(arg) for arg in args):
+            raise RuntimeError(NOT_PLACED)
+        self._inside = True
+        try:
+            out = self.dispatch(func, types, args, kwargs or {})
+        except DataDependentOutputException:
+            if func is not torch.ops.aten._local_scalar_dense.default:
+                raise
+            # `.item()`: nothing was computed
+            return float("nan") if args[0].is_floating_point() else 0
+        finally:
+            self._inside = False
+        for tensor in out if isinstance(out, (list, tuple)) else (out,):
+            if isinstance(tensor, torch.Tensor):
+                self._add(tensor)
+        if not self.cuda:
             self._note_peak(_cpu_workspace(func, args))
         return out
 
@@ -111,7 +88,7 @@ class Ledger(FakeTensorMode):
         if key in self.live or not size:
             return
         unit, block = 1, size
-        if self.card:
+        if self.cuda:
             size = block = -(-size // 512) * 512
             unit = 2 * MIB if size <= MIB else 20 * MIB
             if size >= 10 * MIB:
@@ -121,13 +98,8 @@ class Ledger(FakeTensorMode):
             self.segments[unit] -= block
             raise torch.OutOfMemoryError(self._out_of_memory(size))
         self.held[self.label] += size
-        self.live[key] = [
-            self.label,
-            size,
-            unit,
-            block,
-            weakref.ref(storage, lambda _: self._drop(key)),
-        ]
+        reference = weakref.ref(storage, lambda _: self._drop(key))
+        self.live[key] = [self.label, size, unit, block, reference]
         self._note_peak()
 
     def _drop(self, key: int) -> None:
@@ -151,48 +123,39 @@ class Ledger(FakeTensorMode):
 
     def _out_of_memory(self, size: int) -> str:
         outside, taken = CUDA_CONTEXT + CUBLAS_WORKSPACE, self.reserved
-        kept = taken - self.allocated
-        return (
-            f"CUDA out of memory. Tried to allocate {format_bytes(size)}. GPU 0 (pretended) has a "
-            f"total capacity of {format_bytes(self.capacity + outside)} of which "
-            f"{format_bytes(self.capacity - taken)} is free. Including non-PyTorch memory, this "
-            f"process has {format_bytes(taken + outside)} memory in use. Of the allocated memory "
-            f"{format_bytes(self.allocated)} is allocated by PyTorch, and {format_bytes(kept)} is "
-            "reserved by PyTorch but unallocated."
-        )
+        total, free = self.capacity + outside, self.capacity - taken
+        sizes = (size, total, free, taken + outside, self.allocated, taken - self.allocated)
+        return OUT_OF_MEMORY.format(*map(format_bytes, sizes))
 
 
-def _of_one_kind(args) -> bool:
-    kinds = {(arg.shape, arg.dtype) for arg in args if isinstance(arg, torch.Tensor)}
-    return len(kinds) == 1 and args[0].is_floating_point()
+def _is_real_parameter(value) -> bool:
+    made_of_others = isinstance(value, FakeTensor) or is_traceable_wrapper_subclass(value)
+    return isinstance(value, Parameter) and not made_of_others
 
 
 def _cpu_workspace(func, args) -> int:
-    """Bytes that a CPU kernel takes for the length of one call, unseen from outside.
+    """Return the bytes that a CPU kernel takes for the length of one call, unseen from outside.
 
-    Fused attention has buffers for every thread (FlashAttentionKernel.cpp); element-wise kernels
-    first cast operands of another dtype to the common one (TensorIterator.cpp).
+    Element-wise kernels first cast operands of another dtype to the common one
+    (TensorIterator.cpp).
     """
     if "flash_attention_for_cpu" in func.__name__:
-        backward = "backward" in func.__name__
-        query, key = args[1:3] if backward else args[:2]
-        length, head = query.shape[2:]
-        rows, columns = (
-            min(length, 256 if length >= 768 else 64 if length >= 192 else 32),
-            min(key.shape[2], 512),
-        )
-        scores = (
-            rows * columns * (6 if query.element_size() < 4 else 4)
-        )  # 16-bit inputs: float32 and 16-bit scores
-        return torch.get_num_threads() * (
-            2 * scores if backward else scores + rows * (2 + head) * 4
-        )
-    if torch.Tag.pointwise in func.tags:
-        operands = [
-            arg
-            for arg in args
-            if isinstance(arg, torch.Tensor) and arg.dim() and arg.is_floating_point()
-        ]
-        common = max((arg.element_size() for arg in operands), default=0)
-        return sum(arg.numel() * common for arg in operands if arg.element_size() < common)
-    return 0
+        return _attention_workspace(args, "backward" in func.__name__)
+    if torch.Tag.pointwise not in func.tags:
+        return 0
+    tensors = [arg for arg in args if isinstance(arg, torch.Tensor) and arg.dim()]
+    operands = [tensor for tensor in tensors if tensor.is_floating_point()]
+    common = max((operand.element_size() for operand in operands), default=0)
+    return sum(part.numel() * common for part in operands if part.element_size() < common)
+
+
+def _attention_workspace(args, backward: bool) -> int:
+    """Return the bytes of fused attention's buffers for threads (FlashAttentionKernel.cpp)."""
+    query, key = args[1:3] if backward else args[:2]
+    length, head = query.shape[2:]
+    block = next(size for size, least in ((256, 768), (64, 192), (32, 0)) if length >= least)
+    rows, columns = min(length, block), min(key.shape[2], 512)
+    in_16_bit = query.element_size() < 4  # then scores are kept in float32 and in 16 bit
+    scores = rows * columns * (6 if in_16_bit else 4)
+    each = 2 * scores if backward else scores + rows * (2 + head) * 4
+    return torch.get_num_threads() * each

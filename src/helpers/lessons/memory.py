@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from helpers.core.cuda import cuda_status
 from helpers.core.machine import synchronize
 from helpers.core.processes import process_memory
 from helpers.core.tensors import format_bytes, gib_to_bytes, plain, walk
@@ -110,7 +109,7 @@ def predict_peak(config, batch: int, length: int, *, device: str = "cpu", **opti
     # As text, else True would find the answer for 1. The CPU's kernels have buffers for a thread.
     key = repr((config, batch, length, device, sorted(options.items()), torch.get_num_threads()))
     if key not in _predicted:
-        ledger = Ledger(card=device == "cuda")
+        ledger = Ledger(cuda=device == "cuda")
         # Whatever the caller has switched on, the step is one that can train.
         with torch.inference_mode(False), torch.enable_grad(), fake_machine(ledger):
             with torch.device("cpu"):
@@ -121,23 +120,12 @@ def predict_peak(config, batch: int, length: int, *, device: str = "cpu", **opti
     return _predicted[key]
 
 
-def skip_first(step: Step, ledger: Ledger) -> None:
-    """Leave a step its second micro-batch: it finds the first one's gradients, so it decides."""
-    step.passes = 1
-    for parameter in step.model.parameters():
-        if parameter.requires_grad:
-            parameter.grad = torch.zeros_like(parameter)
-            ledger.relabel(parameter.grad, "gradients")
-
-
 def _watch(step: Step, ledger: Ledger) -> None:
     """Label what is there before a step, and let the ledger know what the step is doing."""
     optimizer = step.optimizer.state if step.optimizer else {}
     for label, held in (("weights", step.model), ("inputs", step.inputs), ("optimizer", optimizer)):
         for tensor in alive(held):
             ledger.relabel(tensor, label)
-    if step.passes > 1:
-        skip_first(step, ledger)
 
     def got_gradient(parameter: torch.Tensor, name: str) -> None:
         ledger.where = name
@@ -156,19 +144,19 @@ def _peak(ledger: Ledger) -> Peak:
     phases = {}
     for phase, (_, held, _, rounding) in ledger.peaks.items():
         phases[phase] = {name: held[name] for name in ORDER if held[name]}
-        if ledger.card:
+        if ledger.cuda:
             own = {"workspace": CUBLAS_WORKSPACE, "allocator": rounding, "context": CUDA_CONTEXT}
             phases[phase] |= own
     highest = max(ledger.peaks, key=lambda phase: ledger.peaks[phase][0])
     moment = f"{highest}, at {ledger.peaks[highest][2]}"
-    assumptions = CUDA_ASSUMPTIONS if ledger.card else CPU_ASSUMPTIONS
+    assumptions = CUDA_ASSUMPTIONS if ledger.cuda else CPU_ASSUMPTIONS
     return Peak(phases[highest], moment, assumptions, phases)
 
 
 def largest_batch(config, length: int, gib: float, *, margin: float = 0.1, **options) -> int:
     """Return the largest micro-batch whose predicted peak leaves a margin of a memory free.
 
-    It is 0 if none does. The peak never falls as the batch grows, so a few predictions find it.
+    It is 0 if none does. The peak never falls as the batch grows, so bisection finds it.
 
     Args:
         config: See `predict_peak`.
@@ -178,18 +166,15 @@ def largest_batch(config, length: int, gib: float, *, margin: float = 0.1, **opt
         options: Of `predict_peak`.
     """
     budget = gib_to_bytes(gib) * (1 - margin)
-    peaks, low, high, guess = {0: 0}, 0, None, 16
-    while high is None or high - low > 1:
-        peaks[guess] = predict_peak(config, guess, length, **options).total
-        if peaks[guess] <= budget:
-            low = guess
+    low, high = 0, 1
+    while predict_peak(config, high, length, **options).total <= budget:
+        low, high = high, high * 4
+    while high - low > 1:
+        middle = (low + high) // 2
+        if predict_peak(config, middle, length, **options).total <= budget:
+            low = middle
         else:
-            high = guess
-        if high is None:
-            guess = low * 4
-        else:  # along the line from low to high; then the next one, which closes the search
-            line = low + int((high - low) * (budget - peaks[low]) / (peaks[high] - peaks[low]))
-            guess = min(max(line, low + 1), high - 1)
+            high = middle
     return low
 
 
@@ -206,10 +191,12 @@ class Measured:
         process = f"process {format_bytes(self.process)}"
         if self.reserved is None:
             return f"{text}\n{process}: with Python and all libraries."
-        kept, context = self.reserved - self.allocated, max(self.process - self.reserved, 0)
-        text += f"\nreserved {format_bytes(self.reserved)}: PyTorch keeps {format_bytes(kept)} of "
-        text += f"it for the next tensors.\n{process}: {format_bytes(context)} of it is the CUDA "
-        return text + "context, which stays."
+        kept = format_bytes(self.reserved - self.allocated)
+        context = format_bytes(max(self.process - self.reserved, 0))
+        text += (
+            f"\nreserved {format_bytes(self.reserved)}: PyTorch keeps {kept} of it for the next "
+        )
+        return text + f"tensors.\n{process}: {context} of it is the CUDA context, which stays."
 
 
 def measure_peak(function: Callable[[], object], *holding, device: str = "cpu") -> Measured:
@@ -222,13 +209,12 @@ def measure_peak(function: Callable[[], object], *holding, device: str = "cpu") 
         device: "cpu" or "cuda".
 
     Raises:
-        RuntimeError: Where there is nothing to measure: on a fake GPU, without CUDA, or within
-            another measurement.
+        RuntimeError: On a fake GPU, without CUDA, and within another measurement.
     """
     if detect_fake_mode() is not None:
         raise RuntimeError("nothing is allocated on a fake GPU: read gpu.allocated")
     if device == "cuda" and not torch.cuda.is_available():
-        raise RuntimeError(f"{cuda_status().reason} Predict with device='cuda' instead.")
+        raise RuntimeError("PyTorch finds no CUDA here. Predict with device='cuda' instead.")
     if torch.autograd._profiler_enabled():
         raise RuntimeError("a profiler is running, so its events would be lost: measure outside")
     before = storage_bytes(alive(holding))

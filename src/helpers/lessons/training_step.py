@@ -5,10 +5,14 @@ from collections.abc import Callable
 from typing import Literal
 
 from helpers.models import inspection
-from helpers.recipes.training_memory import check_gradients, freeze_body
+from helpers.recipes.training_memory import (
+    add_adapters,
+    check_gradients,
+    checkpoint_layers,
+    freeze_body,
+)
 
 import torch
-from peft import LoraConfig, get_peft_model
 from torch.nn import Module
 from transformers import AutoModelForSequenceClassification
 
@@ -16,23 +20,14 @@ from transformers import AutoModelForSequenceClassification
 def freeze_part(model: Module, part: str | int) -> None:
     """Take a part out of training: no gradients, no optimizer state, no dropout.
 
-    Call it after `model.train()`.
-
-    Args:
-        model: A classifier.
-        part: "body" (all but the head), "embeddings", or n: the embeddings and n layers.
-
-    Raises:
-        ValueError: For another part, and for a body without a list of layers.
+    Call it after `model.train()`. A part is "body" (all but the head), "embeddings", or n: the
+    embeddings and n layers. Raises ValueError for any other.
     """
     if part == "body":
         freeze_body(model)
         return
     body = model.base_model
-    layers = getattr(getattr(body, "encoder", getattr(body, "transformer", None)), "layer", None)
-    if layers is None:
-        name = type(body).__name__
-        raise ValueError(f"{name} has no list of layers of its own: freeze it as a whole")
+    layers = getattr(body, "encoder", getattr(body, "transformer", None)).layer
     count = 0 if part == "embeddings" else part
     if not isinstance(count, int) or not 0 <= count <= len(layers):
         allowed = f'"body", "embeddings" or 0 to {len(layers)} layers'
@@ -77,13 +72,13 @@ class Step:
         """
         if mode not in ("training", "inference") or min(batch, length, accumulate) < 1:
             raise ValueError(f"{mode} of {batch} x {length}, {accumulate} times, is not a step")
-        self.model = build_model(config, mixed_precision, mode == "training", device, **options)
+        if mixed_precision and "32" not in str(options.get("dtype", "float32")):
+            raise ValueError("mixed precision keeps float32 weights: give it or a 16-bit dtype")
+        self.model = build_model(config, mode == "training", device, **options)
         limit = inspection.max_input_length(self.model)
         if length > limit:
             raise ValueError(f"length is at most {limit} for this model, not {length}")
-        # The memory of a third micro-batch is that of the second.
         self.accumulate = accumulate
-        self.passes = min(accumulate, 2) if mode == "training" else 1
         self.autocast = torch.autocast(device, torch.bfloat16, enabled=mixed_precision)
         ids = torch.ones(batch, length, dtype=torch.long, device=device)
         self.inputs = {"input_ids": ids, "labels": torch.zeros_like(ids[:, 0])}
@@ -95,10 +90,7 @@ class Step:
             self.optimizer = build_optimizer(self.model, optimizer)
 
     def run(self, mark: Callable[[str], None] = lambda phase: None) -> None:
-        """Run it.
-
-        Args:
-            mark: Is told the name of every phase as it begins.
+        """Run it, and tell `mark` the name of every phase as it begins.
 
         Raises:
             RuntimeError: If gradients are missing.
@@ -108,7 +100,8 @@ class Step:
             with torch.no_grad(), self.autocast:
                 self.model(**self.inputs)
             return
-        for _ in range(self.passes):
+        # The memory of a third micro-batch is that of the second.
+        for _ in range(min(self.accumulate, 2)):
             mark("forward pass")
             with self.autocast:
                 loss = self.model(**self.inputs).loss / self.accumulate
@@ -123,7 +116,6 @@ class Step:
 
 def build_model(
     config,
-    mixed_precision: bool,
     training: bool,
     device: str,
     *,
@@ -137,7 +129,6 @@ def build_model(
 
     Args:
         config: A transformers config.
-        mixed_precision: Whether autocast will be on, over float32 weights.
         training: Whether it is in training mode.
         device: Where it is.
         freeze: See `freeze_part`.
@@ -148,24 +139,19 @@ def build_model(
         attention: The implementation.
 
     Raises:
-        ValueError: For options that exclude each other.
+        ValueError: For LoRA together with freezing.
     """
-    dtype = str(dtype).removeprefix("torch.")
-    if mixed_precision and dtype != "float32":
-        raise ValueError("mixed precision keeps float32 weights: give it or a 16-bit dtype")
     if lora and freeze is not None:
         raise ValueError("LoRA freezes every layer by itself: give either lora or freeze")
     config = copy.deepcopy(config)
     config.use_cache, config.problem_type = False, None  # the kind of loss makes no difference
+    dtype = getattr(torch, str(dtype).removeprefix("torch."))
     build = AutoModelForSequenceClassification.from_config
-    model = build(config, dtype=getattr(torch, dtype), attn_implementation=attention).to(device)
-    model.train(training)
+    model = build(config, dtype=dtype, attn_implementation=attention).to(device).train(training)
     if checkpointing:
-        model.gradient_checkpointing_enable()
+        checkpoint_layers(model)
     if lora:
-        # DistilBERT's "pre_classifier" is a head: peft trains it whole, as it does every head.
-        names = {"target_modules": "all-linear", "exclude_modules": ["pre_classifier"]}
-        model = get_peft_model(model, LoraConfig(task_type="SEQ_CLS", r=lora, **names))
+        model = add_adapters(model, lora)
     if freeze is not None:
         freeze_part(model, freeze)
     return model
@@ -175,7 +161,8 @@ def build_optimizer(model: Module, name: str) -> torch.optim.Optimizer:
     """Build an optimizer with the state that it makes for itself in its first step."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[name](trained, lr=1e-5)
-    for parameter in trained if name == "adamw" else ():
-        moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
-        optimizer.state[parameter] = {"step": torch.tensor(0.0), **moments}
+    if name == "adamw":
+        for parameter in trained:
+            moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+            optimizer.state[parameter] = {"step": torch.tensor(0.0), **moments}
     return optimizer
