@@ -1,7 +1,6 @@
-"""widgets.
+"""Widgets: they show what the formulas give, and change when something is moved."""
 
-What the explorers show is what the formulas give, and it changes when something is moved.
-"""
+import itertools
 
 from helpers.lessons import affine, memory, memory_grid
 from helpers.widgets import chooser, quantization, temperature
@@ -17,28 +16,22 @@ def choice(explorer):
 
 
 def test_every_choice_was_predicted_ahead_and_the_file_is_small():
-    for model in memory_grid.MODELS:
-        for mode in memory_grid.MODES:
-            for dtype in memory_grid.DTYPES:
-                for lever in memory_grid.LEVERS:
-                    assert (
-                        memory_grid.estimate(model, mode, dtype, lever, 3, 40).total
-                        > memory.CUDA_CONTEXT
-                    )
+    kinds = memory_grid.MODELS, memory_grid.MODES, memory_grid.DTYPES, memory_grid.LEVERS
+    for chosen in itertools.product(*kinds):
+        assert memory_grid.estimate(*chosen, 3, 40).total > memory.CUDA_CONTEXT
     assert memory_grid.GRID.stat().st_size <= 100_000
 
 
-def test_at_its_points_the_estimate_is_the_prediction():
-    """Fails if the file is older than the predictions.
+def predicted(chosen, batch, length):
+    options = memory_grid.options(*chosen)
+    return memory.predict_peak(chosen[0], batch, length, device="cuda", **options)
 
-    Then run `python -m helpers.tools.memory_grid`.
-    """
-    for batch, length in memory_grid.POINTS:
-        chosen = ("minilm", "training, AdamW", "mixed precision", "checkpointing")
-        predicted = memory.predict_peak(
-            "minilm", batch, length, device="cuda", **memory_grid.options(*chosen)
-        )
-        assert memory_grid.estimate(*chosen, batch, length).terms == predicted.terms
+
+@pytest.mark.parametrize("point", memory_grid.POINTS)
+def test_at_its_points_the_estimate_is_the_prediction(point):
+    """If it fails, the file is older: run `python -m helpers.tools.memory_grid`."""
+    chosen = ("minilm", "training, AdamW", "mixed precision", "checkpointing")
+    assert memory_grid.estimate(*chosen, *point).terms == predicted(chosen, *point).terms
 
 
 @pytest.mark.parametrize(
@@ -56,30 +49,20 @@ def test_at_its_points_the_estimate_is_the_prediction():
     ids=str,
 )
 def test_in_between_it_stays_close_to_the_prediction(chosen, batch, length):
-    predicted = memory.predict_peak(
-        "minilm", batch, length, device="cuda", **memory_grid.options(*chosen)
-    )
-    assert memory_grid.estimate(*chosen, batch, length).total == pytest.approx(
-        predicted.total, rel=memory_grid.CLOSE
-    )
+    near = pytest.approx(predicted(chosen, batch, length).total, rel=memory_grid.CLOSE)
+    assert memory_grid.estimate(*chosen, batch, length).total == near
 
 
 def test_case_18_bert_large_is_trained_on_12_gib():
-    assert (
-        memory_grid.estimate("bert-large", "training, AdamW", "float32", "none", 4, 512).verdict(12)
-        == "fits"
-    )
+    chosen = ("bert-large", "training, AdamW", "float32", "none")
+    assert memory_grid.estimate(*chosen, 4, 512).verdict(12) == "fits"
 
 
 def test_moving_a_control_changes_number_and_picture():
     explorer = memory_explorer()
     controls, out = choice(explorer), explorer.children[-1]
-    for name, value in {
-        "batch": 4,
-        "length": 128,
-        "model": "bert-large",
-        "mode": "inference",
-    }.items():
+    moves = {"batch": 4, "length": 128, "model": "bert-large", "mode": "inference"}
+    for name, value in moves.items():
         before = out.value
         controls[name].value = value
         old, new = (text.split('alt="')[0] for text in (before, out.value))
@@ -125,17 +108,14 @@ def test_affine_agrees_with_torch():
     restored, scale, zero = affine.affine(MATRIX, 8, False, True)
     torch = pytest.importorskip("torch")
     matrix, scales, zeros = (torch.tensor(x) for x in (MATRIX, scale[:, 0], zero[:, 0]))
-    made = torch.fake_quantize_per_channel_affine(
-        matrix.float(), scales.float(), zeros.float(), 0, 0, 255
-    )
+    options = scales.float(), zeros.float(), 0, 0, 255
+    made = torch.fake_quantize_per_channel_affine(matrix.float(), *options)
     assert numpy.abs(made.numpy() - restored).max() < 1e-5
 
 
 def test_a_scale_a_row_is_closer_and_zeros_stay_zeros():
-    whole, row = (
-        numpy.square(affine.affine(MATRIX, 4, True, each)[0] - MATRIX).mean()
-        for each in (False, True)
-    )
+    errors = [affine.affine(MATRIX, 4, True, each)[0] - MATRIX for each in (False, True)]
+    whole, row = (numpy.square(error).mean() for error in errors)
     assert row < whole
     spoiled = MATRIX.copy()
     spoiled[2] = 0
@@ -147,18 +127,13 @@ def test_the_quantization_picture_gives_levels_and_errors():
     shown = quantization.quantization_picture(MATRIX, 3, True, True)
     error = affine.affine(MATRIX, 3, True, True)[0] - MATRIX
     share = numpy.sqrt(numpy.square(error).mean() / numpy.square(MATRIX).mean())
-    for words in (
-        "3 bits, symmetric, a scale for each of 6 rows",
-        "7 levels",
-        f"{abs(error).max():.4f}",
-        f"{share:.2%}",
-        'alt="',
-    ):
-        assert words in shown
-    assert "asymmetric, one scale: 256 levels" in quantization.quantization_picture(
-        MATRIX, 8, False, False
-    )
-    assert "square 0.00%" in quantization.quantization_picture(numpy.zeros((2, 3)), 8, False, False)
+    words = ("3 bits, symmetric, a scale for each of 6 rows", "7 levels", 'alt="')
+    for part in (*words, f"{abs(error).max():.4f}", f"{share:.2%}"):
+        assert part in shown
+    shown = quantization.quantization_picture(MATRIX, 8, False, False)
+    assert "asymmetric, one scale: 256 levels" in shown
+    zeros = numpy.zeros((2, 3))
+    assert "square 0.00%" in quantization.quantization_picture(zeros, 8, False, False)
 
 
 def image(out):
@@ -193,21 +168,16 @@ def test_softened_probabilities_are_the_formula():
     assert entropy == pytest.approx(-(p * numpy.log2(p)).sum())
     assert gradient == pytest.approx(numpy.linalg.norm(p - 1 / 3) / 2)
     assert temperature.softened((7.0, 7.0), 0.5)[1:] == (1.0, 0.0)
-    assert temperature.softened((1000.0, -1000.0), 0.01)[:2] == (
-        pytest.approx([1, 0]),
-        0.0,
-    )  # no overflow
+    certain = temperature.softened((1000.0, -1000.0), 0.01)[:2]  # no overflow
+    assert certain == (pytest.approx([1, 0]), 0.0)
 
 
 def test_moving_the_temperature_explorer():
     explorer = temperature.temperature_explorer()
     assert "T = 2: probabilities 0.786, 0.175, 0.039" in explorer.children[-1].value
+    shown = "T = 64: probabilities 0.349, 0.333, 0.318; entropy 1.58 of at most 1.58 bits"
     moves = (
-        (
-            "temperature",
-            64.0,
-            "T = 64: probabilities 0.349, 0.333, 0.318; entropy 1.58 of at most 1.58 bits",
-        ),
+        ("temperature", 64.0, shown),
         ("logit 1", 1.0, "probabilities 0.339, 0.339, 0.323"),
     )
     moving(explorer, moves)
@@ -236,10 +206,8 @@ def test_within_keeps_all_three_limits(limits, names):
 
 def test_the_fastest_within_limits_stands_out():
     shown = chooser.choice_picture(PIPELINES, 100, 50, 2)
-    assert (
-        "At most 100 MB, 50 ms a sentence and 2.0 points to lose: int8 (23 MB, 6 ms, 1.0 points "
-        "lost)." in shown
-    )
+    limits = "At most 100 MB, 50 ms a sentence and 2.0 points to lose"
+    assert f"{limits}: int8 (23 MB, 6 ms, 1.0 points lost)." in shown
     assert "nothing here is within all three limits" in chooser.choice_picture(PIPELINES, 1, 50, 2)
 
 

@@ -1,10 +1,8 @@
 """Make the predictions behind the memory explorer of notebook 02.
 
-Python -m helpers.tools.memory_grid
-
-It takes a quarter of an hour and writes src/helpers/memory_grid.json: for every choice in the
-explorer and every phase of a step, the terms in bytes at `memory_grid.POINTS`, with the versions
-that they were made with. To be run again when predictions change.
+`python -m helpers.tools.memory_grid` takes a quarter of an hour and writes memory_grid.json: for
+every choice in the explorer and every phase of a step, the terms in bytes at `POINTS`, with the
+versions that they were made with. To be run again when predictions change.
 """
 
 import json
@@ -14,33 +12,33 @@ from helpers.lessons import memory, memory_grid
 
 
 def main() -> None:
-    """Predict every choice at every point, for a card."""
-    terms = [
-        term for term in memory_grid.TERMS if term not in ("workspace", "context")
-    ]  # those are the same everywhere
+    """Predict every choice at every point, for a GPU; SGD follows from AdamW."""
+    training = memory_grid.MODES[1]
+    levers = [("inference", "none"), *((training, lever) for lever in memory_grid.LEVERS)]
     choices = {}
-    training = memory_grid.MODES[1]  # that with SGD follows from it
     for model in memory_grid.MODELS:
         for dtype in memory_grid.DTYPES:
-            for mode, lever in [
-                ("inference", "none"),
-                *((training, lever) for lever in memory_grid.LEVERS),
-            ]:
+            for mode, lever in levers:
                 options = memory_grid.options(model, mode, dtype, lever)
-                peaks = [
-                    memory.predict_peak(model, *p, device="cuda", **options).phases
-                    for p in memory_grid.POINTS
-                ]
-                choices["|".join((model, mode, dtype, lever))] = {
-                    phase: {
-                        term: sizes
-                        for term in terms
-                        if any(sizes := [peak[phase].get(term, 0) for peak in peaks])
-                    }
-                    for phase in peaks[0]
-                }
+                choices["|".join((model, mode, dtype, lever))] = phases_at_points(model, options)
     grid = {"made with": machine.versions(), "points": memory_grid.POINTS, "choices": choices}
     memory_grid.GRID.write_text(json.dumps(grid, separators=(",", ":")) + "\n", encoding="utf-8")
+
+
+def phases_at_points(model: str, options: dict) -> dict[str, dict[str, list[int]]]:
+    """Return the bytes at every point, by phase and term; terms that are always 0 are left out."""
+    peaks = []
+    for batch, length in memory_grid.POINTS:
+        peaks.append(memory.predict_peak(model, batch, length, device="cuda", **options).phases)
+    phases = {}
+    for phase in peaks[0]:
+        phases[phase] = {}
+        for term in memory_grid.TERMS:
+            sizes = [peak[phase].get(term, 0) for peak in peaks]
+            # The workspace and the context are the same everywhere.
+            if any(sizes) and term not in ("workspace", "context"):
+                phases[phase][term] = sizes
+    return phases
 
 
 if __name__ == "__main__":

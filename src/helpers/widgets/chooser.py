@@ -1,7 +1,7 @@
 """The pipeline chooser of notebook 08."""
 
 from helpers.core import plots
-from helpers.widgets.frame import _explorer
+from helpers.widgets.frame import explorer
 
 import ipywidgets
 from matplotlib.ticker import LogLocator, NullFormatter
@@ -52,4 +52,4 @@ def pipeline_chooser(table) -> ipywidgets.VBox:
         ipywidgets.FloatLogSlider(20, min=-2, max=2.5, description="ms at most", **steps),
         ipywidgets.FloatSlider(1.0, min=0, max=8, step=0.1, description="points to lose"),
     )
-    return _explorer(controls, lambda: choice_picture(table, *(c.value for c in controls)))
+    return explorer(controls, lambda: choice_picture(table, *(c.value for c in controls)))

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable
 import ipywidgets
 
 
-def _explorer(controls: Iterable[ipywidgets.Widget], show: Callable[[], str]) -> ipywidgets.VBox:
-    """Controls, and below them what `show` gives (HTML), anew whenever one of them is moved."""
+def explorer(controls: Iterable[ipywidgets.Widget], show: Callable[[], str]) -> ipywidgets.VBox:
+    """Show controls, and below them what `show` returns (HTML) for what they are set to."""
     out = ipywidgets.HTML()
 
     def update(_=None) -> None:

@@ -1,55 +1,42 @@
 """The memory explorer of notebook 02."""
 
 from helpers.core import plots
-from helpers.lessons.memory_grid import (
-    CLOSE,
-    DTYPES,
-    LEVERS,
-    MODELS,
-    MODES,
-    POINTS,
-    TERMS,
-    estimate,
-)
-from helpers.widgets.frame import _explorer
+from helpers.lessons import memory, memory_grid
+from helpers.widgets import frame
 
 import ipywidgets
 
-CARDS = (4, 8, 12, 16, 24, 80)  # GiB of common cards
+SIZES = (4, 8, 12, 16, 24, 80)  # GiB of common GPUs
+COLOURS = (*plots.PALETTE, plots.GREY, "black")  # of the terms
 
 
-def picture(peak, title: str) -> str:
+def picture(peak: memory.Peak, title: str) -> str:
     """Return a peak as a stacked bar against common GPUs (HTML), with the verdicts."""
-    verdicts = {card: peak.verdict(card) for card in CARDS}
-    shown = next((i for i, card in enumerate(CARDS) if verdicts[card] == "fits"), len(CARDS) - 1)
+    verdicts = {size: peak.verdict(size) for size in SIZES}
+    fits = [size for size in SIZES if verdicts[size] == "fits"]
+    largest = max(8, min(fits, default=80))  # of the GPUs that are drawn
     fig, axes = plots.plt.subplots(figsize=(8, 2.2))
     left = 0.0
-    for name, colour in zip(TERMS, (*plots.PALETTE, plots.GREY, "black"), strict=True):
-        axes.barh(0, peak.terms.get(name, 0) / 2**30, left=left, color=colour, label=name)
-        left += peak.terms.get(name, 0) / 2**30
-    for card in CARDS[: max(shown, 1) + 1]:
-        axes.axvline(card, color=plots.GREY, linestyle="--")
-        axes.annotate(card, (card, 1), xycoords=("data", "axes fraction"), ha="center", va="bottom")
-    axes.set(
-        yticks=[],
-        xlabel="GiB (dashed: sizes of cards)",
-        xlim=(0, max(left, CARDS[max(shown, 1)]) * 1.03),
-    )
+    for name, colour in zip(memory_grid.TERMS, COLOURS, strict=True):
+        width = peak.terms.get(name, 0) / 2**30
+        axes.barh(0, width, left=left, color=colour, label=name)
+        left += width
+    for size in (size for size in SIZES if size <= largest):
+        axes.axvline(size, color=plots.GREY, linestyle="--")
+        axes.annotate(size, (size, 1), xycoords=("data", "axes fraction"), ha="center", va="bottom")
+    axes.set(yticks=[], xlabel="GiB (dashed: sizes of GPUs)", xlim=(0, max(left, largest) * 1.03))
     axes.legend(ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.35), fontsize=9)
-    cards = ", ".join(f"{card} GiB: {verdict}" for card, verdict in verdicts.items())
-    return plots.html(fig, f"{title}: {left:.2f} GiB, reached in the {peak.moment}. {cards}.")
+    gpus = ", ".join(f"{size} GiB: {verdict}" for size, verdict in verdicts.items())
+    return plots.html(fig, f"{title}: {left:.2f} GiB, reached in the {peak.moment}. {gpus}.")
 
 
 def memory_explorer() -> ipywidgets.VBox:
-    """Controls for model, mode, dtype, lever, batch and length.
-
-    Below them the predicted peak against common cards.
-    """
+    """Show the predicted peak for a model, mode, dtype, lever, batch and length."""
     controls = {
-        "model": ipywidgets.Dropdown(options=MODELS, value="bert-base"),
-        "mode": ipywidgets.Dropdown(options=MODES, value=MODES[1]),
-        "dtype": ipywidgets.Dropdown(options=list(DTYPES)),
-        "lever": ipywidgets.Dropdown(options=list(LEVERS)),
+        "model": ipywidgets.Dropdown(options=memory_grid.MODELS, value="bert-base"),
+        "mode": ipywidgets.Dropdown(options=memory_grid.MODES, value="training, AdamW"),
+        "dtype": ipywidgets.Dropdown(options=list(memory_grid.DTYPES)),
+        "lever": ipywidgets.Dropdown(options=list(memory_grid.LEVERS)),
         "batch": ipywidgets.SelectionSlider(options=[1, 2, 4, 8, 16, 32, 64, 128], value=32),
         "length": ipywidgets.IntSlider(512, 8, 512, 8),
     }
@@ -59,15 +46,11 @@ def memory_explorer() -> ipywidgets.VBox:
     def show() -> str:
         choice = {name: control.value for name, control in controls.items()}
         controls["lever"].disabled = choice["mode"] == "inference"
-        exact = (choice["batch"], choice["length"]) in POINTS and "SGD" not in choice["mode"]
-        source = (
-            "predicted for exactly this choice"
-            if exact
-            else f"interpolated between predictions, to about {CLOSE:.0%}"
-        )
-        title = (
-            f"{choice['model']}, {choice['batch']} texts of {choice['length']} tokens ({source})"
-        )
-        return picture(estimate(**choice), title)
+        size = (choice["batch"], choice["length"])
+        source = f"interpolated between predictions, to about {memory_grid.CLOSE:.0%}"
+        if size in memory_grid.POINTS and "SGD" not in choice["mode"]:
+            source = "predicted for exactly this choice"
+        title = f"{choice['model']}, {size[0]} texts of {size[1]} tokens ({source})"
+        return picture(memory_grid.estimate(**choice), title)
 
-    return _explorer(controls.values(), show)
+    return frame.explorer(controls.values(), show)

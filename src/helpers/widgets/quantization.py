@@ -2,7 +2,7 @@
 
 from helpers.core import plots
 from helpers.lessons.affine import affine
-from helpers.widgets.frame import _explorer
+from helpers.widgets.frame import explorer
 
 import ipywidgets
 import numpy
@@ -45,4 +45,4 @@ def quantization_explorer(weights: numpy.ndarray) -> ipywidgets.VBox:
         ipywidgets.Checkbox(True, description="symmetric"),
         ipywidgets.Dropdown(options=scales, description="a scale for"),
     ]
-    return _explorer(controls, lambda: quantization_picture(weights, *(c.value for c in controls)))
+    return explorer(controls, lambda: quantization_picture(weights, *(c.value for c in controls)))

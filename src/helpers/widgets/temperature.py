@@ -1,7 +1,7 @@
 """The temperature explorer of notebook 06."""
 
 from helpers.core import plots
-from helpers.widgets.frame import _explorer
+from helpers.widgets.frame import explorer
 
 import ipywidgets
 import numpy
@@ -52,4 +52,4 @@ def temperature_explorer() -> ipywidgets.VBox:
         *logits, temperature = (control.value for control in controls)
         return temperature_picture(logits, temperature)
 
-    return _explorer(controls, show)
+    return explorer(controls, show)
