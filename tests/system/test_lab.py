@@ -218,7 +218,7 @@ WIDGETS = {
     "memory": (
         "02_gpu_memory.ipynb",
         ["import accelerate"],
-        "widgets.memory_explorer()",
+        "= memory_explorer()",
         "bert-base, 32 texts of 512 tokens",
         [
             (press("ArrowLeft", -1), "32 texts of 504 tokens (interpolated"),  # the length
@@ -229,7 +229,7 @@ WIDGETS = {
     "quantization": (
         "05_quantization.ipynb",
         ["import copy", "sentiment.teacher()", "weights = "],
-        "widgets.quantization_explorer(",
+        "quantization.quantization_explorer(",
         "4 bits, symmetric, one scale: 15 levels",
         [
             (press("ArrowLeft"), "3 bits, symmetric, one scale: 7 levels"),
@@ -240,7 +240,7 @@ WIDGETS = {
     "temperature": (
         "06_distillation.ipynb",
         ["import shutil"],
-        "widgets.temperature_explorer()",
+        "= temperature_explorer()",
         "T = 2: probabilities 0.786, 0.175, 0.039",
         [
             (press("ArrowRight", -1), "T = 2.38: probabilities"),
