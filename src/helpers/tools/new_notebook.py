@@ -14,7 +14,7 @@ TEMPLATES = files.DATA / "templates"
 def plan(number: str, title: str) -> dict[str, Path]:
     """Return for each template the file that it becomes, with the title's words in its name."""
     words = re.findall(r"[a-z0-9]+", title.lower())
-    name = "_".join([number, *words[:5]]) + ".ipynb"
+    name = "_".join([number, *words[:6]]) + ".ipynb"
     return {
         "notebook.ipynb": files.ROOT / "notebooks" / name,
         "solutions.ipynb": files.ROOT / "notebooks" / "solutions" / name,

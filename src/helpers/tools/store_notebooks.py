@@ -50,6 +50,7 @@ def normalise(notebook: nbformat.NotebookNode) -> None:
     notebook.nbformat, notebook.nbformat_minor = 4, 5
     for number, cell in enumerate(notebook.cells):
         cell.id = f"cell-{number:02}"
+        cell.source = cell.source.rstrip("\n")
         tags = cell.metadata.get("tags", [])
         cell.metadata = nbformat.from_dict({"tags": tags} if tags else {})
         for output in cell.get("outputs", []):
