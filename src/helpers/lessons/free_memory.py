@@ -22,15 +22,10 @@ HOLDERS = (torch.Tensor, Module, Optimizer, dict, UserDict, list, tuple, set)
 
 @dataclass(frozen=True)
 class Freed:
-    """What `free_memory` gave back.
+    """What `free_memory` gave back, and who holds the rest."""
 
-    Attributes:
-        freed: Bytes.
-        holders: Who holds the rest: name, bytes, what it is.
-    """
-
-    freed: int
-    holders: list[tuple[str, int, str]]
+    freed: int  # bytes
+    holders: list[tuple[str, int, str]]  # name, bytes, what it is
 
     def __str__(self) -> str:
         lines = [f"Freed {format_bytes(self.freed)}."]
@@ -88,8 +83,8 @@ def _empty_caches() -> None:
 def free_memory(namespace: dict | None = None) -> Freed:
     """Give back what a notebook keeps alive by itself, and name what the reader's names hold.
 
-    Forgets the last exception and, in IPython, `Out`, `_` and their like; then collects garbage;
-    then empties the caches of the C library, CUDA and MPS. Nothing that has a name is touched.
+    Forgets the last exception and, in IPython, `Out`, `_` and their like; collects garbage; empties
+    the caches of the C library, CUDA and MPS. Nothing that has a name is touched.
 
     Args:
         namespace: Where to look for holders; by default the notebook's variables.
@@ -101,16 +96,15 @@ def free_memory(namespace: dict | None = None) -> Freed:
     before = in_use()
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     _forget_errors(shell)
+    names, own = vars(sys.modules["__main__"]), {}
     if shell is not None:
         _forget_outputs(shell)
+        names, own = shell.user_ns, shell.user_ns_hidden  # what IPython made is its own
     _empty_caches()
-    own = {}
-    if shell is not None:
-        own = shell.user_ns_hidden  # names that IPython made
-    if namespace is None:
-        namespace = shell.user_ns if shell is not None else vars(sys.modules["__main__"])
+    if namespace is not None:
+        names = namespace
     holders = []
-    for name, thing in namespace.items():
+    for name, thing in names.items():
         if name.startswith("_") or name in own or not isinstance(thing, HOLDERS):
             continue
         with contextlib.suppress(Exception):  # the reader's classes may raise when looked into

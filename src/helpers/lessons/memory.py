@@ -44,8 +44,7 @@ class Peak:
         terms: Bytes by what they are for.
         moment: Where in the step it came.
         assumptions: What the prediction rests on.
-        phases: The terms at the highest moment of each phase (forward pass, backward pass,
-            optimizer step).
+        phases: The terms at the highest moment of the forward pass, backward pass, optimizer step.
     """
 
     terms: dict[str, int]
@@ -187,16 +186,18 @@ class Measured:
     process: int
 
     def __str__(self) -> str:
-        text = f"allocated {format_bytes(self.allocated)}: what tensors took at the highest moment."
+        lines = [
+            f"allocated {format_bytes(self.allocated)}: what tensors took at the highest moment."
+        ]
         process = f"process {format_bytes(self.process)}"
         if self.reserved is None:
-            return f"{text}\n{process}: with Python and all libraries."
+            return f"{lines[0]}\n{process}: with Python and all libraries."
         kept = format_bytes(self.reserved - self.allocated)
+        reserved = f"reserved {format_bytes(self.reserved)}"
+        lines.append(f"{reserved}: PyTorch keeps {kept} of it for the next tensors.")
         context = format_bytes(max(self.process - self.reserved, 0))
-        text += (
-            f"\nreserved {format_bytes(self.reserved)}: PyTorch keeps {kept} of it for the next "
-        )
-        return text + f"tensors.\n{process}: {context} of it is the CUDA context, which stays."
+        lines.append(f"{process}: {context} of it is the CUDA context, which stays.")
+        return "\n".join(lines)
 
 
 def measure_peak(function: Callable[[], object], *holding, device: str = "cpu") -> Measured:
