@@ -18,10 +18,10 @@ def training_step(
     optimizer: torch.optim.Optimizer,
     accumulate: int = 1,
 ) -> float:
-    """Take one optimizer step on a batch, in `accumulate` parts that run one after another.
+    """Take one optimizer step on a batch, in `accumulate` parts, and return the batch's loss.
 
     Each part's loss counts for its share of the rows, so the gradient is that of the whole batch,
-    and only one part's activations are in memory at a time. Returns the loss of the batch.
+    and only one part's activations are in memory at a time.
     """
     rows, total = len(batch["labels"]), 0.0
     for part in torch.arange(rows, device=batch["labels"].device).chunk(accumulate):
@@ -38,8 +38,7 @@ def training_step(
 def check_gradients(model: nn.Module) -> None:
     """Raise RuntimeError if a parameter that should be trained got no gradient.
 
-    The usual cause is reentrant gradient checkpointing above frozen layers: memory falls because
-    nothing is trained.
+    The usual cause is reentrant checkpointing above frozen layers: nothing is trained.
     """
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     missing = [name for name, parameter in trained.items() if parameter.grad is None]
@@ -59,8 +58,7 @@ def checkpoint_layers(model: nn.Module) -> None:
 
 def add_adapters(model: nn.Module, rank: int = 8) -> nn.Module:
     """Return the model with LoRA adapters on all linear layers; only they and the head train."""
-    heads = ["pre_classifier"]  # DistilBERT's: peft trains it whole, as it does every head
-    options = {"target_modules": "all-linear", "exclude_modules": heads}
+    options = {"target_modules": "all-linear", "exclude_modules": ["pre_classifier"]}  # a head
     return get_peft_model(model, LoraConfig(task_type="SEQ_CLS", r=rank, **options))
 
 
@@ -112,8 +110,10 @@ def main(argv: list[str] | None = None) -> None:
     optimizer = torch.optim.AdamW(trained, lr=1e-5)
     training_step(model, batch, optimizer, given.accumulate)  # makes the optimizer's state
     peak = measure_peak(lambda: training_step(model, batch, optimizer, given.accumulate), device)
-    grads = sum(parameter.nbytes for parameter in trained) / 2**20
-    print(f"gradients {grads:.0f} MiB, AdamW {2 * grads:.0f} MiB, peak {peak / 2**20:.0f} MiB")
+    weights, grads = (sum(p.nbytes for p in ps) / 2**20 for ps in (model.parameters(), trained))
+    print(f"weights {weights:.1f} MiB, gradients {grads:.1f} MiB, AdamW {2 * grads:.1f} MiB")
+    whole = "everything included" if device.type == "cuda" else "on top of weights and AdamW"
+    print(f"peak {peak / 2**20:.1f} MiB on {device.type}, {whole}")
 
 
 if __name__ == "__main__":
