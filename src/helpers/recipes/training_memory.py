@@ -25,8 +25,7 @@ def training_step(
     """
     rows, total = len(batch["labels"]), 0.0
     for part in torch.arange(rows, device=batch["labels"].device).chunk(accumulate):
-        loss = model(**{name: value[part] for name, value in batch.items()}).loss
-        loss = loss * len(part) / rows
+        loss = model(**{name: value[part] for name, value in batch.items()}).loss * len(part) / rows
         loss.backward()
         total += loss.item()
     check_gradients(model)
@@ -53,7 +52,8 @@ def freeze_body(model: nn.Module) -> None:
 
 def checkpoint_layers(model: nn.Module) -> None:
     """Keep no activations inside layers; the backward pass computes them again."""
-    model.activation_checkpointing_enable({"use_reentrant": False})
+    enable = getattr(model, "activation_checkpointing_enable", None)  # not in transformers 5.17
+    (enable or model.gradient_checkpointing_enable)({"use_reentrant": False})
 
 
 def add_adapters(model: nn.Module, rank: int = 8) -> nn.Module:
