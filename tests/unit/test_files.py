@@ -1,4 +1,4 @@
-"""files: a file is replaced as a whole, or stays as it was."""
+"""A file is replaced as a whole, or stays as it was."""
 
 from helpers.core import files
 

@@ -1,12 +1,7 @@
-"""machine.
-
-What a container allows, read from forged control groups; every cause has its sentence.
-"""
+"""What a container allows, read from forged control groups; every cause has its sentence."""
 
 import ctypes
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 from helpers.core import cuda, machine, processes
@@ -34,71 +29,54 @@ def big_machine(monkeypatch):
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
 
 
-@pytest.mark.parametrize(
-    ("files", "expected"),
-    [
-        pytest.param({}, 16, id="no control groups"),
-        pytest.param(
-            {"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "max 100000"},
-            16,
-            id="v2 without a limit",
-        ),
-        pytest.param(
-            {"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "200000 100000"}, 2, id="v2"
-        ),
-        pytest.param(
-            {"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "250000 100000"},
-            2,
-            id="v2, 2.5 CPUs",
-        ),
-        pytest.param(
-            {"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "50000 100000"},
-            1,
-            id="v2, half a CPU",
-        ),
-        pytest.param(
-            {
-                "proc/self/cgroup": "0::/pod/box",
-                "sys/fs/cgroup/pod/cpu.max": "300000 100000",
-                "sys/fs/cgroup/pod/box/cpu.max": "max 100000",
-            },
-            3,
-            id="v2, limit of a parent",
-        ),
-        pytest.param(
-            {
-                "proc/self/cgroup": "0::/docker/on/the/host",
-                "sys/fs/cgroup/cpu.max": "400000 100000",
-            },
-            4,
-            id="v2, path of the host",
-        ),
-        pytest.param(
-            {
-                "proc/self/cgroup": "4:cpu,cpuacct:/docker/abc\n3:memory:/",
-                "sys/fs/cgroup/cpu,cpuacct/docker/abc/cpu.cfs_quota_us": "500000",
-                "sys/fs/cgroup/cpu,cpuacct/docker/abc/cpu.cfs_period_us": "100000",
-                "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "-1",
-                "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000",
-            },
-            5,
-            id="v1, nested",
-        ),
-        pytest.param(
-            {
-                "proc/self/cgroup": "1:cpu:/elsewhere\n0::/",
-                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "150000",
-                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "50000",
-                "sys/fs/cgroup/unified/cgroup.procs": "",
-            },
-            3,
-            id="v1 beside v2",
-        ),
-        pytest.param(
-            {"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": ""}, 16, id="empty file"
-        ),
-    ],
+V2 = {"proc/self/cgroup": "0::/"}
+CPU_MAX = "sys/fs/cgroup/cpu.max"
+V1_CPU, V1_NESTED = (
+    "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_",
+    "sys/fs/cgroup/cpu,cpuacct/docker/abc/cpu.cfs_",
 )
+CPUS = {
+    "no control groups": ({}, 16),
+    "v2 without a limit": (V2 | {CPU_MAX: "max 100000"}, 16),
+    "v2": (V2 | {CPU_MAX: "200000 100000"}, 2),
+    "v2, 2.5 CPUs": (V2 | {CPU_MAX: "250000 100000"}, 2),
+    "v2, half a CPU": (V2 | {CPU_MAX: "50000 100000"}, 1),
+    "v2, limit of a parent": (
+        {
+            "proc/self/cgroup": "0::/pod/box",
+            "sys/fs/cgroup/pod/cpu.max": "300000 100000",
+            "sys/fs/cgroup/pod/box/cpu.max": "max 100000",
+        },
+        3,
+    ),
+    "v2, path of the host": (
+        {"proc/self/cgroup": "0::/docker/on/the/host", CPU_MAX: "400000 100000"},
+        4,
+    ),
+    "v1, nested": (
+        {
+            "proc/self/cgroup": "4:cpu,cpuacct:/docker/abc\n3:memory:/",
+            f"{V1_NESTED}quota_us": "500000",
+            f"{V1_NESTED}period_us": "100000",
+            f"{V1_CPU}quota_us": "-1",
+            f"{V1_CPU}period_us": "100000",
+        },
+        5,
+    ),
+    "v1 beside v2": (
+        {
+            "proc/self/cgroup": "1:cpu:/elsewhere\n0::/",
+            "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "150000",
+            "sys/fs/cgroup/cpu/cpu.cfs_period_us": "50000",
+            "sys/fs/cgroup/unified/cgroup.procs": "",
+        },
+        3,
+    ),
+    "empty file": (V2 | {CPU_MAX: ""}, 16),
+}
+
+
+@pytest.mark.parametrize(("files", "expected"), CPUS.values(), ids=CPUS)
 def test_usable_cpus_obeys_the_container(tmp_path, big_machine, files, expected):
     assert machine.usable_cpus(forge(tmp_path, files)) == expected
 
@@ -176,27 +154,13 @@ def test_this_machine_is_read_without_forging():
     assert 0 < machine.memory_available() <= machine.memory_total() <= psutil.virtual_memory().total
 
 
-def test_process_memory_counts_children_and_peak_is_the_process_own():
-    code = "x = bytearray(120_000_000); print('held', flush=True); input()"
-    child = subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert child.stdout.readline() == "held\n"
-        assert processes.process_memory(children=True) - processes.process_memory() > 110e6
-    finally:
-        child.communicate("\n")
-    held = bytearray(300_000_000)
+def test_a_process_reports_its_own_memory_and_peak(run_python):
+    before, held = processes.process_memory(), bytearray(b"x" * 300_000_000)
+    assert processes.process_memory() - before > 250e6
     assert processes.process_peak() > len(held)
     # A new process must not report the memory of the one that started it.
     code = "from helpers.core import processes; print(processes.process_peak())"
-    peak = int(
-        subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=True
-        ).stdout
-    )
-    assert 5e6 < peak < 200e6
-    del held
+    assert 5e6 < int(run_python(code).stdout) < 200e6
 
 
 X86 = "processor\t: 0\nmodel name\t: Some CPU\nflags\t\t: fpu sse2 {}\n"
@@ -221,14 +185,13 @@ ARM = "processor\t: 0\nFeatures\t: fp asimd {}\n"
 def test_cpu_features_on_linux(tmp_path, text, present):
     features = machine.cpu_features(forge(tmp_path, {"proc/cpuinfo": text}), "linux")
     assert {name for name, value in features.items() if value} == present
-    assert features.keys() == machine._FEATURES.keys()
+    assert features.keys() == machine.CPU_FEATURES.keys()
 
 
 def test_unknown_features_are_absent_and_nothing_fails(tmp_path, monkeypatch):
     assert machine.cpu_features(tmp_path, "linux") == {}
-    monkeypatch.setattr(
-        machine, "_sysctl", lambda name: {"hw.optional.arm.FEAT_DotProd": "1"}.get(name, "")
-    )
+    values = {"hw.optional.arm.FEAT_DotProd": "1"}
+    monkeypatch.setattr(machine, "sysctl", lambda name: values.get(name, ""))
     assert machine.cpu_features(tmp_path, "darwin") == {"arm_dotprod": True}
     kernel32 = type(
         "Kernel32",
@@ -245,32 +208,26 @@ def test_unknown_features_are_absent_and_nothing_fails(tmp_path, monkeypatch):
 
 def facts(**changes) -> dict:
     """A Linux machine on which CUDA works, with `changes`."""
-    working = {
-        "system": "linux",
-        "torch": "2.13.0",
-        "build": "13.0",
-        "card": True,
-        "driver": True,
-        "visible": None,
-    }
-    return working | {"names": ("Some GPU",)} | changes
+    versions = {"system": "linux", "torch": "2.13.0", "build": "13.0"}
+    hardware = {"gpu": True, "driver": True, "visible": None, "names": ("Some GPU",)}
+    return versions | hardware | changes
 
 
 @pytest.mark.parametrize(
     ("changes", "cause"),
     [
         ({"names": (), "torch": None}, "torch is not installed"),
-        ({"names": (), "card": False, "driver": False}, "no NVIDIA GPU"),
-        ({"names": (), "card": False, "driver": False, "build": None}, "no NVIDIA GPU"),
-        ({"names": (), "card": None, "driver": False, "system": "win32"}, "no NVIDIA GPU"),
+        ({"names": (), "gpu": False, "driver": False}, "no NVIDIA GPU"),
+        ({"names": (), "gpu": False, "driver": False, "build": None}, "no NVIDIA GPU"),
+        ({"names": (), "gpu": None, "driver": False, "system": "win32"}, "no NVIDIA GPU"),
         ({"names": (), "build": None}, "CPU-only build"),
         ({"names": (), "build": None, "driver": False}, "CPU-only build"),
-        ({"names": (), "build": None, "card": None, "system": "win32"}, "CPU-only build"),
+        ({"names": (), "build": None, "gpu": None, "system": "win32"}, "CPU-only build"),
         ({"names": (), "driver": False}, "no driver"),
         ({"names": (), "visible": ""}, "CUDA_VISIBLE_DEVICES=''"),
         ({"names": (), "visible": "-1"}, "CUDA_VISIBLE_DEVICES='-1'"),
         ({"names": ()}, "nvidia-smi"),
-        ({"names": (), "system": "darwin", "build": None, "card": None, "driver": False}, "'mps'"),
+        ({"names": (), "system": "darwin", "build": None, "gpu": None, "driver": False}, "'mps'"),
     ],
 )
 def test_case_35_every_cause_of_absent_cuda_has_its_sentence(changes, cause):
@@ -281,7 +238,7 @@ def test_case_35_every_cause_of_absent_cuda_has_its_sentence(changes, cause):
     assert ":" in status.reason, "the sentence names the way out"
 
 
-def test_working_cuda_names_the_cards():
+def test_working_cuda_names_the_gpus():
     status = cuda.explain_cuda(**facts(visible="0"))
     assert status.available
     assert "Some GPU" in status.reason
@@ -326,11 +283,6 @@ def test_run_in_subprocess_calls_in_another_process_and_raises_here():
         processes.run_in_subprocess(divmod, 1, 0)
 
 
-def test_importing_machine_and_timing_imports_no_torch():
+def test_importing_machine_and_timing_imports_no_torch(run_python):
     code = "import sys; from helpers.core import machine, timing; machine.synchronize(); "
-    code += "print('torch' in sys.modules)"
-    answer = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
-    assert answer.stdout.strip() == "False"
-    assert answer.stderr == ""
+    assert run_python(code + "print('torch' in sys.modules)").stdout.strip() == "False"

@@ -1,4 +1,4 @@
-"""scores: intervals that cover, a paired test that agrees with the textbook."""
+"""Intervals that cover, a paired test that agrees with the textbook."""
 
 import random
 
@@ -80,25 +80,17 @@ def test_lengths_that_differ_are_refused(predictions):
         metrics.accuracy([], [])
 
 
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(
     "values",
-    [
-        np.array([0.9, 0.8]),
-        [1.5, 1],
-        ["pos", "neg"],
-        [1, None],
-        [1, float("nan")],
-        [1, float("inf")],
-        [1, -100],
-        np.zeros((2, 2)),
-    ],
-    ids=["shares", "halves", "words", "None", "NaN", "infinity", "no label", "logits"],
+    [np.array([0.9, 0.8]), [1.5, 1], ["pos", "neg"], [1, None], [1, float("nan")], [1, -100]],
+    ids=["shares", "halves", "words", "None", "NaN", "missing"],
 )
-def test_what_is_no_label_is_refused(values):
+def test_invalid_labels_are_refused(values):
     for pair in (([1, 1], values), (values, [1, 1])):
-        with pytest.raises(ValueError, match="is no label"):
+        with pytest.raises(ValueError, match="whole numbers from 0 on"):
             metrics.accuracy(*pair)
-    with pytest.raises(ValueError, match="is no label"):
+    with pytest.raises(ValueError, match="whole numbers from 0 on"):
         metrics.paired([1, 1], [1, 1], values)
 
 

@@ -1,4 +1,4 @@
-"""plots: a figure reaches the page as a picture with a text alternative, and is closed."""
+"""A figure reaches the notebook as a picture with a text alternative, and is closed."""
 
 import base64
 import re

@@ -4,10 +4,12 @@ import contextlib
 import ctypes
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from helpers.core.machine import _read
+from helpers.core import machine
+from helpers.core.files import read_system_file
 
 
 class CudaStatus(NamedTuple):
@@ -17,54 +19,63 @@ class CudaStatus(NamedTuple):
     reason: str
 
 
-def explain_cuda(system, torch, build, card, driver, visible, names) -> CudaStatus:
-    """Names the cause that has to be mended first where CUDA is absent.
+def explain_cuda(
+    system: str,
+    torch: str | None,
+    build: str | None,
+    gpu: bool | None,
+    driver: bool,
+    visible: str | None,
+    names: Sequence[str],
+) -> CudaStatus:
+    """Name the cause that has to be mended first where CUDA is absent.
 
-    system: as sys.platform; torch: its version or None; build: the CUDA or ROCm it was built for,
-        None for a CPU-only build; card: an NVIDIA card is there, None where that cannot be told;
-        driver: the driver's library loads;
-    visible: the variable CUDA_VISIBLE_DEVICES or None; names: of the devices that torch can use.
+    Args:
+        system: As sys.platform.
+        torch: Its version, None if it is missing.
+        build: The CUDA or ROCm of torch, None for a CPU-only build.
+        gpu: Whether there is an NVIDIA GPU, None if unknown.
+        driver: Whether the driver's library loads.
+        visible: The variable CUDA_VISIBLE_DEVICES.
+        names: The devices that torch can use.
     """
-    usable = f"torch can use {len(names)} CUDA device(s): {', '.join(names)}."
-    causes = (
-        (names, usable),
-        (torch is None, "torch is not installed in this Python: install it, or start another one."),
-        (system == "darwin", "Macs have no CUDA: on Apple silicon use 'mps', else 'cpu'."),
-        (
-            not (driver or card),
-            "no NVIDIA GPU was found in this machine: use the CPU, which is enough here.",
-        ),
-        (
-            build is None,
-            f"torch {torch} is a CPU-only build: install torch's CUDA build to use the GPU.",
-        ),
-        (
-            not driver,
-            "the NVIDIA GPU has no driver: install it, or start the container with the GPU.",
-        ),
-        (
-            visible is not None,
-            f"CUDA_VISIBLE_DEVICES={visible!r} hides the GPU: unset it before Python starts.",
-        ),
-        (True, f"the driver gives torch (for CUDA {build}) no GPU: too old? (nvidia-smi)."),
-    )  # fmt: skip
-    return CudaStatus(bool(names), next(sentence for holds, sentence in causes if holds))
+    if names:
+        reason = f"torch can use {len(names)} CUDA device(s): {', '.join(names)}."
+    elif torch is None:
+        reason = "torch is not installed in this Python: install it, or start another one."
+    elif system == "darwin":
+        reason = "Macs have no CUDA: on Apple silicon use 'mps', else 'cpu'."
+    elif not (driver or gpu):
+        reason = "no NVIDIA GPU was found in this machine: use the CPU, which is enough here."
+    elif build is None:
+        reason = f"torch {torch} is a CPU-only build: install torch's CUDA build to use the GPU."
+    elif not driver:
+        reason = "the NVIDIA GPU has no driver: install it, or start the container with the GPU."
+    elif visible is not None:
+        reason = f"CUDA_VISIBLE_DEVICES={visible!r} hides the GPU: unset it before Python starts."
+    else:
+        reason = f"the driver gives torch (for CUDA {build}) no GPU: too old? (nvidia-smi)."
+    return CudaStatus(bool(names), reason)
+
+
+def _nvidia_gpu() -> bool | None:
+    """Return whether a display controller is NVIDIA's, None where Linux's list is missing."""
+    pci = Path("/sys/bus/pci/devices")
+    if not pci.is_dir():
+        return None
+    displays = [path for path in pci.glob("*") if read_system_file(path / "class")[:4] == "0x03"]
+    return any(read_system_file(path / "vendor") == "0x10de" for path in displays)
 
 
 def cuda_status() -> CudaStatus:
-    """Says whether CUDA can be used, and if not, why.
-
-    No card, CPU-only torch, no driver, or hidden by a variable.
-    """
+    """Say whether CUDA can be used, and if not, why."""
     try:
         import torch
     except ImportError:
         return explain_cuda(sys.platform, None, None, None, False, None, ())
-    driver, pci = False, Path("/sys/bus/pci/devices")
+    driver = False
     with contextlib.suppress(OSError):
         driver = bool(ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"))
-    displays = [path for path in pci.glob("*") if _read(path / "class").startswith("0x03")]
-    card = any(_read(path / "vendor") == "0x10de" for path in displays) if pci.is_dir() else None
-    names = tuple(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
-    build, visible = torch.version.cuda or torch.version.hip, os.environ.get("CUDA_VISIBLE_DEVICES")
-    return explain_cuda(sys.platform, torch.__version__, build, card, driver, visible, names)
+    visible, names = os.environ.get("CUDA_VISIBLE_DEVICES"), machine.cuda_names()
+    facts = (torch.version.cuda or torch.version.hip, _nvidia_gpu(), driver, visible, names)
+    return explain_cuda(sys.platform, torch.__version__, *facts)

@@ -1,7 +1,4 @@
-"""Files that are there as a whole or not at all, and what is in one.
-
-The lessons' helpers store through `whole`.
-"""
+"""Atomic writes, file hashes, and the package's folders."""
 
 import hashlib
 from collections.abc import Iterator
@@ -14,12 +11,9 @@ DATA = Path(__file__).parents[1] / "data"
 
 @contextmanager
 def atomic_write(path: str | Path) -> Iterator[Path]:
-    """A path beside `path` to write to.
+    """Yield a temporary path beside `path`; it replaces `path` on success and is deleted else.
 
-    It becomes `path` at the end of the block, and is gone if the block fails.
-
-    Whoever reads `path` sees the old file or the new one; a kill leaves at most the other, ending
-    in ".part".
+    A reader sees the old file or the new one. A kill leaves at most the temporary one (".part").
     """
     part = Path(f"{path}.part")
     try:
@@ -30,6 +24,14 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
 
 
 def sha256(path: str | Path) -> str:
-    """The SHA-256 of a file, in hexadecimal."""
+    """Return the SHA-256 of a file, in hexadecimal."""
     with Path(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def read_system_file(path: Path) -> str:
+    """Return the text of a small system file, "" if it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""

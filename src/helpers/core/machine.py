@@ -1,10 +1,7 @@
-"""What this machine offers.
+"""What this machine offers: CPUs and memory as the container allows, CPU features, devices.
 
-CPUs and memory as the container allows them, CPU features, devices, versions.
-
-Every notebook uses it; `python -m helpers doctor` prints it, and `helpers.timing` puts
-`describe_machine()` below each table. Importing this module does not import torch. Functions that
-read Linux's files take `root`, the directory that stands for `/`.
+Importing it does not import torch. Functions that read Linux's files take `root`, which stands
+for `/`.
 """
 
 import ctypes
@@ -17,6 +14,8 @@ import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
+
+from helpers.core.files import read_system_file
 
 import psutil
 
@@ -31,10 +30,9 @@ PACKAGES = (
     "numpy",
 )
 
-# Our name of each feature that decides how fast int8 and bfloat16 run: its name in Linux's
-# /proc/cpuinfo, in macOS's sysctl, and its number in Windows' IsProcessorFeaturePresent; None where
-# that system cannot tell.
-_FEATURES = {
+# What decides how fast int8 and bfloat16 run: its name in Linux's /proc/cpuinfo, in macOS's
+# sysctl, and its number in Windows' IsProcessorFeaturePresent; None where that cannot be told.
+CPU_FEATURES = {
     "avx2": ("avx2", "hw.optional.avx2_0", 40),
     "avx512": ("avx512f", "hw.optional.avx512f", 41),
     "avx512_vnni": ("avx512_vnni", None, None),
@@ -48,60 +46,43 @@ _FEATURES = {
 }
 
 
-def _read(path: Path) -> str:
-    """The text of a small system file, "" if it cannot be read."""
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""
-
-
 def _number(text: str) -> int | None:
-    """The number in a control group's file.
-
-    None for "max", -1 (both: no limit) and for an unreadable file.
-    """
+    """Return a control group's number; None for "max" and -1 (no limit) and for no file."""
     return int(text) if text.isdigit() else None
 
 
 def _cgroups(controller: str, root: str | os.PathLike) -> list[Path]:
-    """The directories of this process's control groups for `controller`.
+    """Return the directories of this process's control groups; a limit in any of them binds.
 
-    A limit in any of them binds.
-
-    In a container the path in /proc/self/cgroup may be the host's and not exist below the mount;
-    the existing ones of its parents, at least the mount itself, are then what is left.
+    In a container the path in /proc/self/cgroup may be the host's and not exist here; those of
+    its parents that exist, at least the mount itself, are then what is left.
     """
     base, found = Path(root) / "sys/fs/cgroup", []
-    for line in _read(Path(root) / "proc/self/cgroup").splitlines():
+    for line in read_system_file(Path(root) / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
-        if controller in controllers.split(",") or not controllers:
-            # Version 2 has one tree (number 0, no controllers); beside version 1 it is mounted as
-            # "unified".
-            names = (controllers, controller) if controllers else ("unified",)
-            mount = next((base / name for name in names if (base / name).is_dir()), base)
-            inside = Path(*(part for part in path.split("/") if part != ".."))
-            found += [mount / inside, *(mount / parent for parent in inside.parents)]
+        if controllers and controller not in controllers.split(","):
+            continue
+        # Version 2 names no controllers; beside version 1 it is mounted as "unified".
+        names = (controllers, controller) if controllers else ("unified",)
+        mount = next((base / name for name in names if (base / name).is_dir()), base)
+        inside = Path(*(part for part in path.split("/") if part != ".."))
+        found += [mount / inside, *(mount / parent for parent in inside.parents)]
     return [path for path in dict.fromkeys(found) if path.is_dir()]
 
 
 def usable_cpus(root: str | os.PathLike = "/") -> int:
-    """How many CPUs this process may keep busy.
+    """Return how many CPUs this process may keep busy: its affinity or its container's quota.
 
-    The smaller of its affinity and its container's quota, at least 1.
-
-    A quota of 2.5 CPUs counts as 2: a third thread would only make the kernel stop all three part
-    of the time.
+    A quota of 2.5 CPUs counts as 2: a third thread would make the kernel stop all three at times.
     """
-    count = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
+    count = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        count = len(os.sched_getaffinity(0))
     for group in _cgroups("cpu", root):
-        quota, _, period = _read(group / "cpu.max").partition(
-            " "
-        )  # version 2: "200000 100000" or "max 100000"
-        quota = _number(quota or _read(group / "cpu.cfs_quota_us"))
-        period = _number(period or _read(group / "cpu.cfs_period_us"))
+        # Version 2 has "200000 100000" or "max 100000" in one file, version 1 has two files.
+        quota, _, period = read_system_file(group / "cpu.max").partition(" ")
+        quota = _number(quota or read_system_file(group / "cpu.cfs_quota_us"))
+        period = _number(period or read_system_file(group / "cpu.cfs_period_us"))
         if quota and period:
             count = min(count, quota // period)
     return max(count, 1)
@@ -111,27 +92,23 @@ def _memory(root: str | os.PathLike) -> tuple[int, int]:
     """Return bytes of RAM in all and available, on the machine and in its control groups."""
     total, available = psutil.virtual_memory().total, psutil.virtual_memory().available
     for group in _cgroups("memory", root):
-        # The cache of files read counts as used; what of it was not read lately is dropped when
-        # memory is needed. Version 1 lists the group's own share first and then the total with the
-        # groups below it.
-        cache = re.findall(
-            r"^(?:total_)?inactive_file (\d+)$", _read(group / "memory.stat"), re.MULTILINE
-        )
-        for limit, usage in (
-            ("max", "current"),
-            ("limit_in_bytes", "usage_in_bytes"),
-        ):  # version 2, version 1
-            if (bound := _number(_read(group / f"memory.{limit}"))) is not None:
-                used = (_number(_read(group / f"memory.{usage}")) or 0) - int([0, *cache][-1])
-                total, available = min(total, bound), min(available, bound - max(used, 0))
+        # The file cache counts as used; what was not read lately is dropped when memory is needed.
+        # Version 1 lists the group's own share first and then that with the groups below it.
+        stat = read_system_file(group / "memory.stat")
+        cache = re.findall(r"^(?:total_)?inactive_file (\d+)$", stat, re.MULTILINE)
+        for limit, usage in (("max", "current"), ("limit_in_bytes", "usage_in_bytes")):
+            bound = _number(read_system_file(group / f"memory.{limit}"))
+            if bound is None:
+                continue
+            used = _number(read_system_file(group / f"memory.{usage}")) or 0
+            if cache:
+                used = max(used - int(cache[-1]), 0)
+            total, available = min(total, bound), min(available, bound - used)
     return total, max(available, 0)
 
 
 def memory_total(root: str | os.PathLike = "/") -> int:
-    """Bytes of RAM this process could have.
-
-    The machine's, or its container's limit where that is less.
-    """
+    """Return the bytes of RAM of this machine, or its container's limit where that is less."""
     return _memory(root)[0]
 
 
@@ -140,123 +117,105 @@ def memory_available(root: str | os.PathLike = "/") -> int:
     return _memory(root)[1]
 
 
-def _sysctl(name: str) -> str:
-    """The value of a macOS system variable, "" if there is none."""
+def sysctl(name: str) -> str:
+    """Return the value of a macOS system variable, "" if there is none."""
     try:
-        return subprocess.run(
-            ["sysctl", "-n", name], capture_output=True, text=True, timeout=5
-        ).stdout.strip()
+        command = ["sysctl", "-n", name]
+        return subprocess.run(command, capture_output=True, text=True, timeout=5).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return ""
 
 
 @functools.cache
 def cpu_features(root: str | os.PathLike = "/", system: str = sys.platform) -> dict[str, bool]:
-    """Which instructions for small numbers the CPU has, for example {"avx2".
-
-    True, "avx512_vnni": False, ...}.
-
-    A feature that the operating system cannot tell about has no entry: use `.get(name)`, None means
-    unknown.
-    """
+    """Return which of `CPU_FEATURES` this CPU has; those that cannot be told have no entry."""
     if system == "win32":
         present = ctypes.windll.kernel32.IsProcessorFeaturePresent
-        return {name: bool(present(number)) for name, (_, _, number) in _FEATURES.items() if number}
+        numbers = {name: number for name, (_, _, number) in CPU_FEATURES.items() if number}
+        return {name: bool(present(number)) for name, number in numbers.items()}
     if system == "darwin":
-        values = {name: _sysctl(key) for name, (_, key, _) in _FEATURES.items() if key}
+        values = {name: sysctl(key) for name, (_, key, _) in CPU_FEATURES.items() if key}
         return {name: value == "1" for name, value in values.items() if value}
-    line = re.search(
-        r"^(?:flags|Features)\s*:(.*)$", _read(Path(root) / "proc/cpuinfo"), re.MULTILINE
-    )
-    return (
-        {name: flag in line[1].split() for name, (flag, _, _) in _FEATURES.items()} if line else {}
-    )
+    text = read_system_file(Path(root) / "proc/cpuinfo")
+    line = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
+    if not line:
+        return {}
+    return {name: flag in line[1].split() for name, (flag, _, _) in CPU_FEATURES.items()}
 
 
 def has_int8_dot_product() -> bool:
-    """Whether this CPU has int8 products whose sums have room.
+    """Return whether this CPU's int8 products have room for their sums; False if unknown.
 
-    VNNI or AMX on x86, dot product on Arm.
-
-    Others add pairs of products in 16 bits, which can cut a sum off without a word; False also
-    where nobody can tell.
+    VNNI and AMX on x86 and the dot product on Arm have it. Other CPUs add pairs of products in 16
+    bits, which can silently cut a sum off.
     """
-    return any(
-        cpu_features().get(name)
-        for name in ("avx512_vnni", "avx_vnni", "amx_int8", "arm_dotprod", "arm_i8mm")
-    )
+    names = ("avx512_vnni", "avx_vnni", "amx_int8", "arm_dotprod", "arm_i8mm")
+    return any(cpu_features().get(name) for name in names)
 
 
 def devices() -> list[str]:
-    """Names of the devices torch can compute on, best first, for example ["cuda:0", "cpu"].
-
-    "cpu" is always last.
-    """
+    """Return the devices torch can compute on, best first and "cpu" last: ["cuda:0", "cpu"]."""
     import torch
 
-    cuda = (
-        [f"cuda:{i}" for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
-    )
-    return [*cuda, *(["mps"] if torch.backends.mps.is_available() else []), "cpu"]
+    found = []
+    if torch.cuda.is_available():  # with too old a driver there are devices, but none to use
+        found = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+    if torch.backends.mps.is_available():
+        found.append("mps")
+    return [*found, "cpu"]
 
 
 def synchronize() -> None:
-    """Waits until every accelerator in use (CUDA, MPS) has done what it was given.
-
-    Returns at once without one.
-    """
-    torch = sys.modules.get(
-        "torch"
-    )  # nobody can have used an accelerator before torch was imported
-    if torch and torch.cuda.is_available() and torch.cuda.is_initialized():
+    """Wait until every accelerator in use (CUDA, MPS) has done what it was given."""
+    torch = sys.modules.get("torch")
+    if not torch:  # nobody can have used an accelerator
+        return
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
         for index in range(torch.cuda.device_count()):
-            if torch.cuda.memory_reserved(
-                index
-            ):  # else it has no work, and waiting would start it up
+            # A device without memory has no work, and waiting would start it up.
+            if torch.cuda.memory_reserved(index):
                 torch.cuda.synchronize(index)
-    if torch and torch.backends.mps.is_available():
+    if torch.backends.mps.is_available():
         torch.mps.synchronize()
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of the packages whose speed the notebooks measure.
-
-    Missing ones have no entry.
-    """
-    installed = {
-        name: metadata.version(name) for name in PACKAGES if importlib.util.find_spec(name)
-    }
-    return {"python": platform.python_version(), **installed}
+    """Return the versions of Python and of those of `PACKAGES` that are installed."""
+    found = {name: metadata.version(name) for name in PACKAGES if importlib.util.find_spec(name)}
+    return {"python": platform.python_version(), **found}
 
 
 def cpu_name(root: str | os.PathLike = "/") -> str:
-    """The CPU's name as the operating system gives it."""
-    line = re.search(r"^model name\s*:\s*(.+)$", _read(Path(root) / "proc/cpuinfo"), re.MULTILINE)
-    mac = _sysctl("machdep.cpu.brand_string") if sys.platform == "darwin" else ""
-    return line[1] if line else mac or platform.processor() or platform.machine()
+    """Return the CPU's name as the operating system gives it."""
+    text = read_system_file(Path(root) / "proc/cpuinfo")
+    if line := re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE):
+        return line[1]
+    mac = sysctl("machdep.cpu.brand_string") if sys.platform == "darwin" else ""
+    return mac or platform.processor() or platform.machine()
+
+
+def cuda_names() -> list[str]:
+    """Return the names of the CUDA devices that torch, if it was imported, can use."""
+    torch = sys.modules.get("torch")
+    if not torch or not torch.cuda.is_available():
+        return []
+    return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
 
 
 def describe_machine(threads: int | None = None) -> str:
-    """One line that names what a measurement depends on: hardware, threads, versions.
+    """Return one line that names what a measurement depends on: hardware, threads, versions.
 
-    `threads` is the number the measurement used; by default torch's number, where torch is in use.
+    `threads` is the number the measurement used; by default torch's, where torch is in use.
     """
-    torch, found = sys.modules.get("torch"), versions()
+    torch, found, gpus = sys.modules.get("torch"), versions(), cuda_names()
     threads = threads or (torch.get_num_threads() if torch else usable_cpus())
-    cpu = ", ".join(
-        [platform.machine(), *(name for name, present in cpu_features().items() if present)]
-    )
-    gpus = (
-        [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch else []
-    )
-    gpus += ["Apple MPS"] if torch and torch.backends.mps.is_available() else []
-    packages = [
-        f"{name} {found[name]}"
-        for name in ("torch", "transformers", "onnxruntime")
-        if name in found
-    ]
+    if torch and torch.backends.mps.is_available():
+        gpus.append("Apple MPS")
+    features = [name for name, present in cpu_features().items() if present]
+    packages = [f"{name} {found[name]}" for name in PACKAGES[:3] if name in found]
     return (
-        f"{cpu_name()} ({cpu}) · {usable_cpus()} usable CPUs, {threads} threads · "
+        f"{cpu_name()} ({', '.join([platform.machine(), *features])}) · "
+        f"{usable_cpus()} usable CPUs, {threads} threads · "
         f"{memory_total() / 2**30:.1f} GiB RAM · {', '.join(gpus) or 'no GPU'} · "
         f"{platform.system()}, Python {found['python']} · {', '.join(packages)}"
     )

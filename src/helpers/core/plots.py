@@ -1,4 +1,4 @@
-"""Figures of one look, shown with a text alternative; every notebook that plots uses it."""
+"""Figures of one look, shown with a text alternative."""
 
 import base64
 import html as _html
@@ -11,40 +11,24 @@ from matplotlib.figure import Figure
 
 # Okabe and Ito's palette, which people with any kind of colour blindness can tell apart
 # (jfly.uni-koeln.de/color).
-BLUE, ORANGE, GREEN, PINK, SKY, RED = (
-    "#0072B2",
-    "#E69F00",
-    "#009E73",
-    "#CC79A7",
-    "#56B4E9",
-    "#D55E00",
-)
-GREY = "#666666"
+BLUE, ORANGE, GREEN = "#0072B2", "#E69F00", "#009E73"
+PINK, SKY, RED, GREY = "#CC79A7", "#56B4E9", "#D55E00", "#666666"
 PALETTE = (BLUE, ORANGE, GREEN, PINK, SKY, RED)
 
-matplotlib.rcParams.update(
-    {
-        "figure.figsize": (7, 4),
-        "figure.dpi": 110,
-        "figure.facecolor": "white",
-        "figure.constrained_layout.use": True,
-        "font.size": 11,
-        "axes.prop_cycle": matplotlib.cycler(color=PALETTE),
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.grid": True,
-        "axes.axisbelow": True,
-        "grid.color": "#dddddd",
-        "legend.frameon": False,
-    }
-)
+matplotlib.rc("figure", figsize=(7, 4), dpi=110, facecolor="white")
+matplotlib.rc("figure.constrained_layout", use=True)
+matplotlib.rc("font", size=11)
+matplotlib.rc("axes", prop_cycle=matplotlib.cycler(color=PALETTE), grid=True, axisbelow=True)
+matplotlib.rc("axes.spines", top=False, right=False)
+matplotlib.rc("grid", color="#dddddd")
+matplotlib.rc("legend", frameon=False)
 
 
 def html(fig: Figure, alt: str) -> str:
-    """Return a figure as HTML, with a text as its alternative and its visible caption.
+    """Return a figure as HTML, with a text as its alternative and caption, and close it.
 
-    Closes the figure. Raises ValueError if `alt` is empty: it is the sentence that says what the
-    picture shows.
+    Raises:
+        ValueError: If `alt`, the sentence that says what the figure shows, is empty.
     """
     if not alt or not alt.strip():
         raise ValueError("alt is empty: give one sentence that says what the figure shows")
@@ -61,46 +45,26 @@ def html(fig: Figure, alt: str) -> str:
 
 
 def show(fig: Figure, alt: str) -> None:
-    """Displays `fig` in the notebook with `alt`, one sentence that says what it shows; see `html`.
-
-    As HTML and not as a picture: JupyterLab gives pictures no text alternative.
-    """
+    """Display a figure as `html` does: JupyterLab gives pictures no text alternative."""
     from IPython.display import HTML, display
 
     display(HTML(html(fig, alt)))
 
 
 def waterfall(rates: Mapping[str, float], unit: str, alt: str) -> None:
-    """Shows what each step adds to a rate.
-
-    A bar from the rate before it to its own, on a scale of factors.
-    """
+    """Show what each step does to a rate: a bar from the rate before it to its own, log scale."""
     names, values = list(rates), list(rates.values())
     fig, ax = plt.subplots(figsize=(7.5, 1 + 0.45 * len(names)))
     for place, (before, value) in enumerate(zip([values[0], *values], values, strict=False)):
         low, high = sorted((before, value))
-        ax.barh(
-            place,
-            max(high - low, 0.02 * low),
-            left=low,
-            color=BLUE if value >= before else RED,
-            height=0.6,
-        )
+        colour = BLUE if value >= before else RED
+        ax.barh(place, max(high - low, 0.02 * low), left=low, color=colour, height=0.6)
         rate = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
         factor = f"  (×{value / before:,.1f})" if place else ""
-        ax.annotate(
-            rate + factor,
-            (high, place),
-            xytext=(5, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=9,
-        )
-    ax.set(
-        xscale="log",
-        xlabel=f"{unit} (each gridline is a factor of ten)",
-        xlim=(min(values) / 1.5, 6 * max(values)),
-    )
+        style = {"textcoords": "offset points", "va": "center", "fontsize": 9}
+        ax.annotate(rate + factor, (high, place), xytext=(5, 0), **style)
+    ax.set(xscale="log", xlim=(min(values) / 1.5, 6 * max(values)))
+    ax.set_xlabel(f"{unit} (each gridline is a factor of ten)")
     ax.set_yticks(range(len(names)), names)
     ax.invert_yaxis()
     ax.grid(axis="y", visible=False)

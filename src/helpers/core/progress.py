@@ -5,15 +5,12 @@ import sys
 
 
 def is_set(variable: str) -> bool:
-    """Whether an environment variable is switched on, as huggingface_hub reads it."""
+    """Return whether an environment variable is switched on, as huggingface_hub reads it."""
     return os.environ.get(variable, "").upper() in ("1", "ON", "YES", "TRUE")
 
 
 def progress_bar(total: int, *, wanted: bool = True, **style):
-    """A tqdm bar for people.
-
-    None in a log file, none with HF_HUB_DISABLE_PROGRESS_BARS=1; `style` goes to tqdm.
-    """
+    """Return a tqdm bar for people: not in a log file, nor with HF_HUB_DISABLE_PROGRESS_BARS=1."""
     from tqdm import tqdm
 
     people = sys.stdout.isatty() or type(sys.stdout).__module__ == "ipykernel.iostream"
