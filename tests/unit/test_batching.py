@@ -36,9 +36,8 @@ def test_every_text_once_within_the_limits(limits):
 
 def test_case_81_sorting_wastes_little_padding():
     """Padding to the longest of a sorted batch computes far fewer tokens than 128 each."""
-    padded = sum(
-        len(group) * max(LENGTHS[i] for i in group) for group in batches(LENGTHS, batch_size=16)
-    )
+    groups = batches(LENGTHS, batch_size=16)
+    padded = sum(len(group) * max(LENGTHS[i] for i in group) for group in groups)
     assert sum(LENGTHS) <= padded < 1.15 * sum(LENGTHS)
     assert padded < 0.4 * 128 * len(LENGTHS)
 
@@ -62,13 +61,8 @@ def test_no_texts_no_batches():
 
 @pytest.mark.parametrize("arguments", [{}, {"batch_size": 0}, {"max_tokens": -1}])
 def test_limits_are_checked(arguments):
-    with pytest.raises(ValueError, match=r"at least 1|without a limit"):
+    with pytest.raises(ValueError, match="at least 1"):
         batches([3], **arguments)
-
-
-def test_lengths_are_checked():
-    with pytest.raises(ValueError, match="special tokens"):
-        batches([3, 0], batch_size=2)
 
 
 def test_restore_refuses_a_mismatch():
@@ -78,12 +72,9 @@ def test_restore_refuses_a_mismatch():
         restore([[1]], [[0], [1]])
 
 
-def test_lengths_of_any_kind_of_sequence_and_whole_numbers_only():
+def test_lengths_may_be_of_any_kind_of_sequence():
     for lengths in (iter([3, 1, 2]), np.array([3, 1, 2]), pd.Series([3, 1, 2], index=[5, 6, 7])):
         assert batches(lengths, batch_size=2) == [[1, 2], [0]]
-    for lengths, size in ((["a text"], 2), ([1.5], 2), ([float("nan")], 2), ([1], 1.5), ([1], "2")):
-        with pytest.raises(TypeError, match="integer"):
-            batches(lengths, batch_size=size)
 
 
 @pytest.mark.parametrize("groups", [[[0, 5]], [[0, 0]], [[0, -1]]])
@@ -116,17 +107,16 @@ def test_encoded_texts_are_those_of_the_tokenizer(tokenizer, texts):
         (b"bytes", TypeError, "of type bytes"),
         ({"text": 1}, TypeError, "of type dict"),
         (pd.DataFrame({"text": ["a"]}), TypeError, "one column of a table"),
-        (["good", None], TypeError, "text 1 is no text .* None"),
-        (pd.Series(["good", float("nan")]), TypeError, "text 1 is no text .* nan"),
-        (["good", 3], TypeError, "text 1 is no text .* 3"),
-        ([("a", "b", "c")], TypeError, "text 0 is no text"),
-        ([("a", None)], TypeError, "text 0 is no text"),
-        (["a", ("a", "b")], ValueError, "text 1 .* cannot be mixed"),
-        (["a", "b\ud83d"], ValueError, "text 1 holds half of a character"),
+        (["good", None], TypeError, "item 1 is None: all items must be strings"),
+        (pd.Series(["good", float("nan")]), TypeError, "item 1 is nan"),
+        ([("a", "b", "c")], TypeError, "item 0 is"),
+        ([("a", None)], TypeError, "item 0 is"),
+        (["a", ("a", "b")], TypeError, "item 1 is .* all pairs"),
+        (["a", "b\ud83d"], ValueError, "item 1 holds a lone surrogate"),
         ([], ValueError, "there are no texts"),
     ],
 )
-def test_what_is_no_text_is_named(tokenizer, texts, error, words):
+def test_items_that_are_not_texts_are_named(tokenizer, texts, error, words):
     with pytest.raises(error, match=words):
         encode(tokenizer, texts)
 
@@ -135,7 +125,7 @@ def test_long_texts_are_cut_and_a_limit_without_room_is_refused(tokenizer):
     assert encode(tokenizer, ["word " * 300])[1] == [128]
     assert encode(tokenizer, ["word " * 300], 3)[1] == [3]
     for limit in (0, 1, 2, -1):
-        with pytest.raises(ValueError, match="no room"):
+        with pytest.raises(ValueError, match="at least 3"):
             encode(tokenizer, ["word"], limit)
 
 

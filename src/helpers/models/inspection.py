@@ -1,7 +1,4 @@
-"""Ask a model what it is and takes.
-
-Unwrap it, find int8 layers, put it in eval mode, get logits.
-"""
+"""Ask a model what it is and takes: unwrap it, find int8 layers, get its logits."""
 
 import contextlib
 import inspect
@@ -55,12 +52,12 @@ def is_packed(module: nn.Module) -> bool:
 
 def int8_modules(model: nn.Module) -> list[str]:
     """Return the names of the modules that hold int8 weights of torch.ao or torchao."""
-    found = []
-    for name, module in model.named_modules():
-        own = type(getattr(module, "weight", None)).__module__.startswith("torchao")
-        if own or is_packed(module):
-            found.append(name)
-    return found
+
+    def holds_int8(module: nn.Module) -> bool:
+        weight = type(getattr(module, "weight", None))
+        return is_packed(module) or weight.__module__.startswith("torchao")
+
+    return [name for name, module in model.named_modules() if holds_int8(module)]
 
 
 def is_int8(model: nn.Module) -> bool:
@@ -117,9 +114,8 @@ def logits(model: nn.Module, tokenizer, encoded: dict, rows: Sequence[int]) -> t
     batch = batching.pad(tokenizer, encoded, rows).to(next(model.parameters()).device)
     found = getattr(model(**accepted_inputs(model, batch)), "logits", None)
     if found is None or found.dim() != 2:
-        raise ValueError(
-            f"{type(model).__name__} gives no logits (texts, labels): it must classify whole texts"
-        )
+        kind = type(model).__name__
+        raise ValueError(f"{kind} gives no logits (texts, labels): it must classify whole texts")
     return found
 
 

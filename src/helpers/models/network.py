@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,16 +19,15 @@ from helpers.core.progress import progress_bar
 
 PATIENCE = 4  # seconds that a silent server may cost before the next source is asked
 
+silent: dict[str, tuple[float, str]] = {}  # places that gave no answer: when, and in which words
+
 
 class UnavailableError(Exception):
     """One source cannot serve; the message is the reason, and the next source is tried."""
 
 
-def within(seconds: float, call, *args, **kwargs):
-    """What a call returns or raises.
-
-    TimeoutError after `seconds`, in which the look-up of names is included.
-    """
+def within(seconds: float, call: Callable, *args, **kwargs):
+    """Return what a call returns; TimeoutError after `seconds`, the look-up of names included."""
     answer = Future()
 
     def work():
@@ -41,23 +40,20 @@ def within(seconds: float, call, *args, **kwargs):
     return answer.result(seconds)
 
 
-silent: dict[str, tuple[float, str]] = {}  # places that gave no answer: when, and in which words
-
-
-_WORDS = {
-    "timed? ?out": "was silent for {} s",
-    "refused": "refused the connection",
-    "getaddrinfo|resolution|not known|nodename": "could not be found (no network?)",
-    "": "could not be reached ({})",
-}
+def _in_words(error: Exception) -> str:
+    said = f"{type(error).__name__}: {error}".split("\n")[0]
+    if re.search("timed? ?out", said, re.IGNORECASE):
+        return f"did not respond within {PATIENCE} s"
+    if "refused" in said:
+        return "refused the connection"
+    if re.search("getaddrinfo|resolution|not known|nodename", said):
+        return "could not be found (no network?)"
+    return f"could not be reached ({said})"
 
 
 @contextmanager
 def asking(place: str) -> Iterator[None]:
-    """Raises UnavailableError for what goes wrong there.
-
-    A place that gave no answer is left alone for a minute.
-    """
+    """Turn errors into UnavailableError; a place that gave no answer is left alone for a minute."""
     since, reason = silent.get(place, (-60.0, ""))
     if time.monotonic() - since < 60:
         raise UnavailableError(reason)
@@ -66,19 +62,12 @@ def asking(place: str) -> Iterator[None]:
     except UnavailableError:
         raise
     except Exception as error:
-        if code := getattr(getattr(error, "response", None), "status_code", None) or getattr(
-            error, "code", None
-        ):
+        response = getattr(error, "response", error)
+        if code := getattr(response, "status_code", None) or getattr(error, "code", None):
             raise UnavailableError(f"{place} answered {code}") from None
-        said = f"{type(error).__name__}: {error}".split("\n")[0]
-        words = next(
-            words for pattern, words in _WORDS.items() if re.search(pattern, said, re.IGNORECASE)
-        )
-        silent[place] = (
-            time.monotonic(),
-            f"{place} {words.format(PATIENCE if 'silent' in words else said)}",
-        )
-        raise UnavailableError(silent[place][1]) from None
+        reason = f"{place} {_in_words(error)}"
+        silent[place] = time.monotonic(), reason
+        raise UnavailableError(reason) from None
 
 
 def fetch_file(
@@ -86,11 +75,11 @@ def fetch_file(
 ) -> None:
     """Download to `target` by way of a .part file that a later call goes on with.
 
-    The digest decides, then a rename.
+    A connection that breaks is taken up again as long as each try brings new bytes.
 
-    A connection that breaks is taken up again as long as each try brings new bytes. Raises
-    UnavailableError for what the network did, and OSError, with nothing left behind, for what the
-    disk did.
+    Raises:
+        UnavailableError: For what the network did, and for a wrong digest.
+        OSError: For what the disk did; nothing is left behind.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     part, before = target.with_name(target.name + ".part"), -1
@@ -98,13 +87,12 @@ def fetch_file(
         with progress_bar(size, desc=title, unit="B", unit_scale=True) as bar:
             while (have := part.stat().st_size if part.exists() else 0) < size:
                 if have == before:
-                    raise UnavailableError(
-                        f"{title} was cut off at {have / 1e6:.1f} of {size / 1e6:.1f} MB"
-                    )
-                before = have
-                blocks = _blocks(
-                    url, (headers or {}) | ({"Range": f"bytes={have}-"} if have else {}), title
-                )
+                    got = f"{have / 1e6:.1f} of {size / 1e6:.1f} MB"
+                    raise UnavailableError(f"{title} was cut off at {got}")
+                before, asked = have, dict(headers or {})
+                if have:
+                    asked["Range"] = f"bytes={have}-"
+                blocks = _blocks(url, asked, title)
                 with part.open("ab" if next(blocks) == 206 else "wb") as file:
                     bar.n = file.tell()
                     for block in blocks:
@@ -113,9 +101,7 @@ def fetch_file(
                         bar.update(len(block))
         if part.stat().st_size != size or (sha256 and sha256_of(part) != sha256):
             part.unlink()
-            raise UnavailableError(
-                f"{title} is not the file that was expected (wrong size or SHA-256)"
-            )
+            raise UnavailableError(f"{title} has a wrong size or SHA-256")
         part.replace(target)
     except OSError:
         part.unlink(missing_ok=True)
@@ -141,9 +127,8 @@ def _opener() -> urllib.request.OpenerDirector:
     """Open links with the system's certificates, and with those and the proxy of pip."""
     import certifi
 
-    listing = subprocess.run(
-        [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True
-    ).stdout
+    command = [sys.executable, "-m", "pip", "config", "list"]
+    listing = subprocess.run(command, capture_output=True, text=True, check=False).stdout
     settings = dict(re.findall(r"\.(cert|proxy)='(.+)'$", listing, re.MULTILINE))
     context = ssl.create_default_context()
     for file in {certifi.where(), settings.get("cert", certifi.where())}:

@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass
 
 from helpers.core import cuda, machine
-from helpers.models import assets, catalogue, download
+from helpers.models import assets, catalogue, locate
 from helpers.tools import notebooks
 
 import pandas
@@ -84,7 +84,7 @@ def examine() -> list[Finding]:
     units = [name for name, present in machine.cpu_features().items() if present]
     cpus = f"{machine.usable_cpus()} usable; for int8 speed: {', '.join(units) or 'none'}"
     total, free = machine.memory_total(), machine.memory_available()
-    folder = download.root()
+    folder = locate.root()
     while not folder.exists():
         folder = folder.parent
     disk, states = shutil.disk_usage(folder).free, assets.status()

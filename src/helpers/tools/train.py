@@ -7,7 +7,7 @@ from pathlib import Path
 
 from helpers.core import files, machine, metrics
 from helpers.lessons import distillation, sentiment, training
-from helpers.models import assets, catalogue, datasets, download
+from helpers.models import assets, catalogue, datasets, locate
 
 # Mean ratings by 20 people (-4 to 4) say how sure they were: 0.5 becomes P(positive) = 0.65, 3
 # becomes 0.97.
@@ -122,7 +122,7 @@ def train_student(
         raise ValueError(f"there is no student {name!r}; there are {', '.join(sentiment.LAYERS)}")
     test, start = sentiment.sentences("test"), time.process_time()
     examples = sentiment.transfer_texts() if examples is None else examples
-    checkpoint = download.root() / "students" / f"{name}.pt"
+    checkpoint = locate.root() / "students" / f"{name}.pt"
     (folder / name).mkdir(parents=True, exist_ok=True)
     model = sentiment.unfinished_student(name)
     before = {key: parameter.detach().clone() for key, parameter in model.named_parameters()}
