@@ -34,10 +34,10 @@ def encode(
     for number, row in enumerate(rows):
         pair = isinstance(row, tuple | list) and len(row) == len(rows[0]) <= 2
         if not (pair and all(isinstance(text, str) for text in row)):
-            want = "all items must be strings, or all pairs of strings"
-            raise TypeError(f"item {number} is {row!r}: {want}")
+            want = "all texts must be strings, or all pairs of strings"
+            raise TypeError(f"text {number} is {row!r}: {want}")
         if any("\ud800" <= letter <= "\udfff" for letter in "".join(row)):
-            raise ValueError(f"item {number} holds a lone surrogate; decode its source as UTF-8")
+            raise ValueError(f"text {number} holds a lone surrogate; decode its source as UTF-8")
     options = {"return_attention_mask": True, "truncation": True, "max_length": max_length}
     encoded = dict(tokenizer(*map(list, zip(*rows, strict=True)), **options))
     return encoded, [len(ids) for ids in encoded["input_ids"]]
