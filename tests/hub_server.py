@@ -44,16 +44,13 @@ class HubServer:
         self.rules: list[list] = []
         self.closing = threading.Event()
         self.digests: dict[Path, tuple[str, str]] = {}
-        self.server = ThreadingHTTPServer(
-            ("127.0.0.1", port), type("Handler", (_Handler,), {"hub": self})
-        )
+        handler = type("Handler", (_Handler,), {"hub": self})
+        self.server = ThreadingHTTPServer(("127.0.0.1", port), handler)
         self.server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self.server.server_port}"
 
     def __enter__(self):
-        threading.Thread(
-            target=self.server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True
-        ).start()
+        threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
         return self
 
     def __exit__(self, *_):
@@ -84,9 +81,7 @@ class HubServer:
             content = file.read_bytes()
             git = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
             large = len(content) >= LARGE or file.suffix in (".safetensors", ".bin")
-            self.digests[file] = (
-                (hashlib.sha256(content).hexdigest(), True) if large else (git, False)
-            )
+            self.digests[file] = (hashlib.sha256(content).hexdigest() if large else git, large)
         return self.digests[file]
 
 
@@ -119,11 +114,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.file(self.hub.repos[match[1]] / match[2], {})
         elif (match := re.fullmatch(r"/simple/([^/]+)/?", path)) and self.hub.packages:
             name = re.escape(match[1]).replace(r"\-", "[-_.]")
-            found = [
-                f.name
-                for f in self.hub.packages.iterdir()
-                if re.match(name + "-", f.name, re.IGNORECASE)
-            ]
+            names = [file.name for file in self.hub.packages.iterdir()]
+            found = [file for file in names if re.match(name + "-", file, re.IGNORECASE)]
             page = "".join(f'<a href="/packages/{file}">{file}</a>' for file in found)
             self.answer(200 if found else 404, page.encode(), {"Content-Type": "text/html"})
         elif path.startswith("/packages/") and self.hub.packages:
@@ -132,10 +124,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.answer(404, b"")
 
     def folder(self, hub_id: str, revision: str | None) -> Path | None:
-        """The repository's folder.
-
-        Answers 404 in the hub's words if there is no such repository or revision.
-        """
+        """The repository's folder; answers 404 in the hub's words if there is none."""
         if hub_id not in self.hub.repos:
             self.answer(404, b"", {"X-Error-Code": "RepoNotFound"})
         elif revision not in (None, "main", self.hub.revision(hub_id)):
@@ -150,19 +139,13 @@ class _Handler(BaseHTTPRequestHandler):
         files = [file for file in sorted(folder.rglob("*")) if file.is_file()]
         names = [file.relative_to(folder).as_posix() for file in files]
         if kind == "tree":
-            etags = [self.hub.etag(file)[0] for file in files]
-            sizes = [file.stat().st_size for file in files]
-            rows = zip(names, sizes, etags, strict=True)
-            answer = [
-                {"type": "file", "path": name, "size": size, "oid": etag}
-                for name, size, etag in rows
-            ]
+            answer = []
+            for name, file in zip(names, files, strict=True):
+                row = {"type": "file", "path": name, "size": file.stat().st_size}
+                answer.append(row | {"oid": self.hub.etag(file)[0]})
         else:
-            answer = {
-                "id": hub_id,
-                "sha": self.hub.revision(hub_id),
-                "siblings": [{"rfilename": n} for n in names],
-            }
+            siblings = [{"rfilename": name} for name in names]
+            answer = {"id": hub_id, "sha": self.hub.revision(hub_id), "siblings": siblings}
         self.answer(200, json.dumps(answer).encode(), {"Content-Type": "application/json"})
 
     def resolve(self, hub_id: str, revision: str, name: str):
@@ -179,11 +162,8 @@ class _Handler(BaseHTTPRequestHandler):
         size = (folder / name).stat().st_size
         # Another host name, as on the hub: whoever sends the user's token there has a bug.
         place = f"http://localhost:{self.hub.server.server_port}/large/{hub_id}/{name}"
-        self.answer(
-            302,
-            b"",
-            commit | {"X-Linked-ETag": f'"{etag}"', "X-Linked-Size": str(size), "Location": place},
-        )
+        linked = {"X-Linked-ETag": f'"{etag}"', "X-Linked-Size": str(size), "Location": place}
+        self.answer(302, b"", commit | linked)
 
     def file(self, path: Path, headers: dict):
         if not path.is_file():
@@ -192,9 +172,8 @@ class _Handler(BaseHTTPRequestHandler):
         content, status = path.read_bytes(), 200
         if match := re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", "")):
             start, status = int(match[1]), 206
-            headers = headers | {
-                "Content-Range": f"bytes {start}-{len(content) - 1}/{len(content)}"
-            }
+            shown = f"bytes {start}-{len(content) - 1}/{len(content)}"
+            headers = headers | {"Content-Range": shown}
             content = content[start:]
         self.answer(status, content, headers | {"Accept-Ranges": "bytes"})
 
@@ -212,21 +191,14 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser()
     parser.add_argument("--repo", action="append", default=[], metavar="HUB_ID=FOLDER")
-    parser.add_argument(
-        "--packages", type=Path, metavar="FOLDER", help="serve its archives as a package index"
-    )
-    parser.add_argument(
-        "--misbehave", action="append", default=[], metavar="PATTERN=MODE", help=", ".join(MODES)
-    )
+    parser.add_argument("--packages", type=Path, metavar="FOLDER", help="a folder of archives")
+    parser.add_argument("--misbehave", action="append", default=[], metavar="PATTERN=MODE")
     parser.add_argument("--port", type=int, default=0)
     options = parser.parse_args()
-    with HubServer(
-        dict(repo.split("=", 1) for repo in options.repo), options.packages, options.port
-    ) as server:
+    repos = dict(repo.split("=", 1) for repo in options.repo)
+    with HubServer(repos, options.packages, options.port) as server:
         for rule in options.misbehave:
             server.misbehave(*rule.rsplit("=", 1))
         print(server.url, flush=True)

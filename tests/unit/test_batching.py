@@ -3,6 +3,7 @@
 import math
 import random
 
+from conftest import TINY
 from helpers.models import assets
 from helpers.models.batching import batches, encode, pad, restore
 from helpers.models.inspection import max_input_length
@@ -13,13 +14,7 @@ import pytest
 import torch
 from transformers import BertConfig, BertModel, RobertaConfig, RobertaModel
 
-SMALL = {
-    "hidden_size": 8,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 1,
-    "intermediate_size": 8,
-    "vocab_size": 50,
-}
+SHORT = TINY | {"max_position_embeddings": 40}
 LENGTHS = [random.Random(1).randint(2, 60) for _ in range(200)]
 
 
@@ -49,9 +44,8 @@ def test_a_text_beyond_the_budget_gets_its_own_batch():
 def test_case_81_restore_gives_the_order_back():
     groups = batches(LENGTHS, batch_size=7)
     results = [torch.tensor([[LENGTHS[i], i] for i in group]) for group in groups]
-    assert torch.equal(
-        torch.stack(restore(results, groups)), torch.tensor([[n, i] for i, n in enumerate(LENGTHS)])
-    )
+    wanted = torch.tensor([[n, i] for i, n in enumerate(LENGTHS)])
+    assert torch.equal(torch.stack(restore(results, groups)), wanted)
 
 
 def test_no_texts_no_batches():
@@ -94,9 +88,8 @@ def tokenizer():
 def test_encoded_texts_are_those_of_the_tokenizer(tokenizer, texts):
     encoded, lengths = encode(tokenizer, (text for text in texts))
     expected = [tokenizer(*row) if isinstance(row, tuple) else tokenizer(str(row)) for row in texts]
-    assert [
-        dict(zip(encoded, row, strict=True)) for row in zip(*encoded.values(), strict=True)
-    ] == expected
+    rows = zip(*encoded.values(), strict=True)
+    assert [dict(zip(encoded, row, strict=True)) for row in rows] == expected
     assert lengths == [len(row["input_ids"]) for row in expected]
 
 
@@ -141,8 +134,8 @@ def test_padding_is_on_the_right_with_a_mask(tensors):
 @pytest.mark.parametrize(
     ("model", "most"),
     [
-        (BertModel(BertConfig(**SMALL, max_position_embeddings=40)), 40),
-        (RobertaModel(RobertaConfig(**SMALL, max_position_embeddings=40)), 38),
+        (BertModel(BertConfig(**SHORT)), 40),
+        (RobertaModel(RobertaConfig(**SHORT)), 38),
         (torch.nn.Linear(2, 2), math.inf),
     ],
 )

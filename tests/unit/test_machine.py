@@ -90,59 +90,53 @@ def test_usable_cpus_obeys_affinity(tmp_path, monkeypatch):
 V1_HUGE = "9223372036854771712"  # what version 1 says for "no limit"
 
 
-@pytest.mark.parametrize(
-    ("files", "total", "available"),
-    [
-        pytest.param({}, 64 * GIB, 60 * GIB, id="no control groups"),
-        pytest.param(
-            {
-                "proc/self/cgroup": "0::/",
-                "sys/fs/cgroup/memory.max": str(2 * GIB),
-                "sys/fs/cgroup/memory.current": str(1 * GIB),
-                "sys/fs/cgroup/memory.stat": f"anon 5\ninactive_file {GIB // 4}\nactive_file 7",
-            },
-            2 * GIB,
-            1 * GIB + GIB // 4,
-            id="v2: cache that can be dropped counts as available",
-        ),
-        pytest.param(
-            {
-                "proc/self/cgroup": "0::/user/kernel",
-                "sys/fs/cgroup/user/memory.max": str(4 * GIB),
-                "sys/fs/cgroup/user/memory.current": str(3 * GIB),
-                "sys/fs/cgroup/user/kernel/memory.max": "max",
-                "sys/fs/cgroup/user/kernel/memory.current": str(1 * GIB),
-            },
-            4 * GIB,
-            1 * GIB,
-            id="v2: a parent's limit, of which neighbours took a part",
-        ),
-        pytest.param(
-            {
-                "proc/self/cgroup": "9:memory:/kubepods/pod1",
-                "sys/fs/cgroup/memory/memory.limit_in_bytes": V1_HUGE,
-                "sys/fs/cgroup/memory/memory.usage_in_bytes": str(30 * GIB),
-                "sys/fs/cgroup/memory/kubepods/pod1/memory.limit_in_bytes": str(3 * GIB),
-                "sys/fs/cgroup/memory/kubepods/pod1/memory.usage_in_bytes": str(2 * GIB),
-                "sys/fs/cgroup/memory/kubepods/pod1/memory.stat": "inactive_file 0\n"
-                f"total_inactive_file {GIB // 2}",
-            },
-            3 * GIB,
-            1 * GIB + GIB // 2,
-            id="v1, nested",
-        ),
-        pytest.param(
-            {
-                "proc/self/cgroup": "0::/",
-                "sys/fs/cgroup/memory.max": str(GIB),
-                "sys/fs/cgroup/memory.current": str(2 * GIB),
-            },
-            GIB,
-            0,
-            id="never negative",
-        ),
-    ],
-)
+ROOT, USER = "sys/fs/cgroup/memory.", "sys/fs/cgroup/user/memory."
+KERNEL, V1 = "sys/fs/cgroup/user/kernel/memory.", "sys/fs/cgroup/memory/memory."
+POD = "sys/fs/cgroup/memory/kubepods/pod1/memory."
+MEMORY = {
+    "no control groups": ({}, 64 * GIB, 60 * GIB),
+    "v2: cache that can be dropped counts as available": (
+        {
+            "proc/self/cgroup": "0::/",
+            f"{ROOT}max": str(2 * GIB),
+            f"{ROOT}current": str(1 * GIB),
+            f"{ROOT}stat": f"anon 5\ninactive_file {GIB // 4}\nactive_file 7",
+        },
+        2 * GIB,
+        1 * GIB + GIB // 4,
+    ),
+    "v2: a parent's limit, of which neighbours took a part": (
+        {
+            "proc/self/cgroup": "0::/user/kernel",
+            f"{USER}max": str(4 * GIB),
+            f"{USER}current": str(3 * GIB),
+            f"{KERNEL}max": "max",
+            f"{KERNEL}current": str(1 * GIB),
+        },
+        4 * GIB,
+        1 * GIB,
+    ),
+    "v1, nested": (
+        {
+            "proc/self/cgroup": "9:memory:/kubepods/pod1",
+            f"{V1}limit_in_bytes": V1_HUGE,
+            f"{V1}usage_in_bytes": str(30 * GIB),
+            f"{POD}limit_in_bytes": str(3 * GIB),
+            f"{POD}usage_in_bytes": str(2 * GIB),
+            f"{POD}stat": f"inactive_file 0\ntotal_inactive_file {GIB // 2}",
+        },
+        3 * GIB,
+        1 * GIB + GIB // 2,
+    ),
+    "never negative": (
+        {"proc/self/cgroup": "0::/", f"{ROOT}max": str(GIB), f"{ROOT}current": str(2 * GIB)},
+        GIB,
+        0,
+    ),
+}
+
+
+@pytest.mark.parametrize(("files", "total", "available"), MEMORY.values(), ids=MEMORY)
 def test_memory_obeys_the_container(tmp_path, big_machine, files, total, available):
     root = forge(tmp_path, files)
     assert machine.memory_total(root) == total
