@@ -1,10 +1,7 @@
 """Shared code of *BERT on any device*: the plumbing behind the notebooks.
 
-Every notebook imports it first.
-
-Importing it loads no torch; it only sets what torch, transformers and tokenizers read once, at
-their own import, so that a page opens with the lesson and not with a screenful of messages that
-concern nobody here.
+Every notebook imports it first. Importing it loads no torch; it only sets what torch, transformers
+and tokenizers read once, at their own import, so that their messages do not fill a notebook.
 """
 
 import logging
@@ -16,22 +13,18 @@ __version__ = "0.1.0"
 
 def _quiet_start() -> None:
     """Set what has to stand before torch and transformers are imported."""
-    # Forked workers and Rust threads do not mix: tokenizers would warn about it in the middle of a
-    # page.
+    # Forked workers and Rust threads do not mix: tokenizers would warn about it.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    # A repository with only a .bin file (SciBERT) would start a thread that asks the hub for a
-    # conversion.
+    # A repository with only a .bin file would start a thread that asks the hub for a conversion.
     os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     # On Linux, torch's threads otherwise spin while they wait for each other. On a shared machine
-    # (Binder, a busy laptop) that burns the very CPU time they wait for: the same work took two to
-    # three times as long here.
+    # (Binder, a busy laptop) that burns the very CPU time they wait for.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     # torch's profiler, which measures memory, remarks on its tracing hooks on stderr.
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
-    # transformers imports torchao when it is there; on a CPU build torchao then reports its missing
-    # CUDA libraries ("Failed to load ..."), and torch remarks on torchao's enums. Neither says
-    # anything about the reader's code.
+    # transformers imports torchao, which reports its missing CUDA libraries on a CPU build
+    # ("Failed to load ..."); torch remarks on torchao's enums. Neither concerns the reader's code.
     logging.getLogger("torchao").setLevel(logging.ERROR)
     logging.getLogger("torch.utils._pytree").addFilter(
         lambda record: "register_constant" not in record.getMessage()

@@ -1,9 +1,8 @@
 """The only stopwatch: `compare` times several ways of doing the same work, fairly.
 
-What makes a comparison fair is done here and not left to each cell: equal inputs (checked), equal
-threads, a warm-up, rounds in alternating order, accelerators synchronised, and quiet between the
-arms: ONNX Runtime's threads spin for about 0.1 s after a call and make a PyTorch call that
-follows several times slower.
+Inputs are equal (checked), as are threads; there is a warm-up, the order of rounds alternates,
+accelerators are synchronised, and arms wait for quiet: ONNX Runtime's threads spin for about 0.1 s
+after a call and make a PyTorch call that follows several times slower.
 """
 
 import html
@@ -44,9 +43,10 @@ class Comparison:
         for reply in replies:
             by_arm.setdefault(reply["arm"], []).append(reply)
         self.seconds = {}
+        self.extra = {}
         for arm, got in by_arm.items():
             self.seconds[arm] = np.array([reply["seconds"] for reply in got])
-        self.extra = {arm: got[-1].get("extra") for arm, got in by_arm.items()}
+            self.extra[arm] = got[-1].get("extra")
         self.machine = machine.describe_machine(threads)
         others = max(reply["others"] for reply in replies)
         if others + threads > psutil.cpu_count() + 0.25:

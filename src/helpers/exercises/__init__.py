@@ -1,11 +1,8 @@
-"""Checks for the notebooks' exercises.
+"""Checks for the notebooks' exercises, named `check_<notebook>_<exercise>`.
 
-They try the learner's answer and say "correct" or what is still wrong.
-
-Named `check_<notebook>_<exercise>`, each in the module of its notebook (`lesson_02`), which is
-imported when one of its checks is asked for. A check prints "not answered yet" while the answer is
-None or ..., then "not quite, because ..." with a hint, then "correct". An answer that raises is a
-wrong answer, not a broken notebook.
+Each stands in the module of its notebook (`lesson_02`), which is imported when it is asked for. It
+prints "not answered yet" while the answer is None or ..., then "not quite, because ..." with a
+hint, then "correct". An answer that raises is a wrong answer, not a broken notebook.
 """
 
 import functools

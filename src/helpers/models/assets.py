@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+from helpers.core.quiet import quiet
 from helpers.models import catalogue
 from helpers.models.catalogue import Asset, AssetError, find
 from helpers.models.download import obtain
@@ -135,12 +136,11 @@ def _silent_transformers() -> Iterator[None]:
     """Show no loading bars and no advice about new heads: the lesson says what is to be said."""
     from transformers.utils import logging
 
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
+    bars = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
-        yield
+        with quiet():
+            yield
     finally:
-        logging.set_verbosity(level)
         if bars:
             logging.enable_progress_bar()
