@@ -24,7 +24,7 @@ def test_the_texts_to_learn_from_hold_no_test_snippet_and_no_made_up_label():
 @pytest.fixture
 def few(tmp_path, monkeypatch):
     """Forty texts to learn from and thirty-two to test on; states are kept in a folder."""
-    monkeypatch.setattr(train.download, "root", lambda: tmp_path / "kept")
+    monkeypatch.setattr(train.locate, "root", lambda: tmp_path / "kept")
     test = sentiment.sentences("test").sample(32, random_state=0)
     sentences = {"test": test, "train": sentiment.sentences("train")}
     monkeypatch.setattr(sentiment, "sentences", sentences.get)
