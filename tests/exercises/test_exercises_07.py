@@ -97,23 +97,3 @@ def overlapping(ids, limit):
 )
 def test_notebook_07_exercise_2(answer, verdict, said):
     assert verdict in said(exercises.check_07_2, answer)
-
-
-def missing(shards, done):
-    return [shard for shard in shards if shard not in done]
-
-
-@pytest.mark.parametrize(
-    ("answer", "verdict"),
-    [
-        (lambda shards, done, rank, world: missing(shards, done)[rank::world], "correct"),
-        (lambda shards, done, rank, world: missing(shards, done)[::-1][rank::world], "correct"),
-        (lambda shards, done, rank, world: shards[rank::world], "made again"),
-        (lambda shards, done, rank, world: missing(shards[rank::world], done), "one process has"),
-        (lambda shards, done, rank, world: missing(shards, done), "two processes"),
-        (lambda shards, done, rank, world: missing(shards, done)[rank:][:1], "nobody makes"),
-        (lambda shards, done, rank, world: list(set(shards) - done)[rank::world], "sets differ"),
-    ],
-)
-def test_notebook_07_exercise_3(answer, verdict, said):
-    assert verdict in said(exercises.check_07_3, answer)

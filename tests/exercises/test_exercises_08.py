@@ -48,16 +48,3 @@ def front(rows, strictly=True):
 )
 def test_2_the_front(said, answer, words):
     assert words in said(exercises.check_08_2, answer)
-
-
-@pytest.mark.parametrize(
-    ("answer", "words"),
-    [
-        (lambda texts, per_second, price: texts / per_second / 3600 * price, "correct"),
-        (lambda texts, per_second, price: texts / per_second * price, "the price is for an hour"),
-        (lambda texts, per_second, price: texts * per_second * price, "should give 1, not"),
-        (lambda texts, per_second, price: None, "a number, not NoneType"),
-    ],
-)
-def test_3_the_price(said, answer, words):
-    assert words in said(exercises.check_08_3, answer)

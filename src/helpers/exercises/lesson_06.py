@@ -1,6 +1,6 @@
 """Checks for the exercises of notebook 06 (distillation)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from helpers.exercises import exercise
 from helpers.lessons import distillation
@@ -63,19 +63,3 @@ def check_06_2(answer: Callable[..., torch.Tensor]) -> str | None:
     except (KeyError, ValueError, IndexError):
         return None
     return "an id that was never kept gets some row, without an error"
-
-
-@exercise
-def check_06_3(answer: Callable[[str, Sequence[int]], str]) -> str | None:
-    """Check a function (name, layers): where in the teacher the student's tensor comes from."""
-    layers, name = (1, 10, 4), "bert.encoder.layer.{}.output.dense.bias"
-    cases = {name.format(place): name.format(layer) for place, layer in enumerate(layers)}
-    for other in ("bert.embeddings.word_embeddings.weight", "classifier.weight"):
-        cases[other] = other
-    for name_there, right in cases.items():
-        found = answer(name_there, layers)
-        if found != right:
-            return f"with the layers {layers}, {name_there} comes from {right}, not {found}"
-    if answer(name.format(11), range(11, -1, -1)) != name.format(0):
-        return "layer 11 is taken for another: read the whole number"
-    return None

@@ -1,8 +1,6 @@
 """Checks for the exercises of notebook 07 (SciBERT on GPUs)."""
 
-import itertools
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 from helpers.exercises import exercise
 
@@ -86,37 +84,4 @@ def check_07_2(answer: Callable[[list[int], int], list[list[int]]]) -> str | Non
             return f"{case} it should return a list of lists of ids, not {windows!r:.60}"
         if fault := _window_fault(ids, limit, windows):
             return f"{case} {fault}"
-    return None
-
-
-def _in_process(rank: int, names) -> list[str]:
-    """Return names that hash otherwise in each process, as Python's do: sets differ in order."""
-
-    class Name(str):
-        def __hash__(self):
-            return hash((rank, str(self)))
-
-    return [Name(name) for name in names]
-
-
-@exercise
-def check_07_3(answer: Callable[[Sequence[str], set[str], int, int], Any]) -> str | None:
-    """A function (shards, done, rank, world) that returns what process `rank` has to make."""
-    shards = [f"shard-{number}" for number in range(7)]
-    for done in (set(), {"shard-1", "shard-3", "shard-5"}, set(shards[:4]), set(shards)):
-        for world in (1, 2, 3, 10):
-            shares = []
-            for rank in range(world):
-                names, ready = _in_process(rank, shards), set(_in_process(rank, done))
-                shares.append([str(name) for name in answer(names, ready, rank, world)])
-            made, sizes = list(itertools.chain(*shares)), [len(share) for share in shares]
-            case = f"with {world} processes and {len(done)} shards done"
-            if again := sorted(done.intersection(made)):
-                return f"{case}, {again[0]} is made again although it is done"
-            if len(made) != len(set(made)):
-                return f"{case}, two processes make the same shard (sets differ in their order)"
-            if missing := sorted(set(shards) - done - set(made)):
-                return f"{case}, nobody makes {missing[0]}"
-            if max(sizes) - min(sizes) > 1:
-                return f"{case}, one process has {max(sizes)} shards and another {min(sizes)}"
     return None

@@ -55,15 +55,3 @@ def check_08_2(answer: Callable[[Sequence[Mapping]], list[str]]) -> str | None:
     if set(answer(same)) != {"one", "other"}:
         return "two pipelines with the same time and accuracy do not beat each other: both stay"
     return None
-
-
-@exercise
-def check_08_3(answer: Callable[[float, float, float], float]) -> str | None:
-    """A function (texts, per_second, price): the cost on a machine of this price an hour."""
-    for texts, per_second, price in ((1e6, 100.0, 0.36), (2e5, 2500.0, 0.09), (3600.0, 1.0, 5.0)):
-        right = texts / per_second / 3600 * price
-        mistakes = {"the price is for an hour, the speed for a second": 3600 * right}
-        case = f"for {texts:g} texts at {per_second:g} a second and {price:g} an hour"
-        if fault := _fault(case, answer(texts, per_second, price), right, mistakes):
-            return fault
-    return None
