@@ -219,10 +219,10 @@ WIDGETS = {
         "02_gpu_memory.ipynb",
         ["import accelerate"],
         "= memory_explorer()",
-        "bert-base, 32 texts of 512 tokens",
+        'predict_peak("bert-base", 32, 512, ',
         [
-            (press("ArrowLeft", -1), "32 texts of 504 tokens (interpolated"),  # the length
-            (select("bert-large"), "bert-large, 32 texts"),
+            (press("ArrowLeft", -1), '"bert-base", 32, 504, device="cuda"): '),  # the length
+            (select("bert-large"), '"bert-large", 32, 504, '),
             (select("inference", 1), "8 GiB: fits"),
         ],
     ),
@@ -285,7 +285,8 @@ def test_a_widget_answers_when_it_is_moved(lab, browser, name, before, words, ca
         for act, caption in moves:
             times.append(moved(page, cell, act))
             assert caption in shown.inner_text()
-        assert max(times) < 1, times
+        # The memory explorer predicts anew; the others only draw.
+        assert max(times) < (5 if name.startswith("02") else 1), times
         assert errors(page) == []
     finally:
         page.close()

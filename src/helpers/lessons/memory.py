@@ -34,6 +34,7 @@ CUDA_ASSUMPTIONS = (
     "blocks packed perfectly into the allocator's segments: fragmentation comes on top",
 )
 ORDER = ("weights", "gradients", "optimizer", "activations", "inputs")
+TERMS = (*ORDER, "workspace", "allocator", "context")
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,33 @@
 """The memory explorer of notebook 02."""
 
 from helpers.core import plots
-from helpers.lessons import memory, memory_grid
+from helpers.lessons import memory
 from helpers.widgets import frame
 
 import ipywidgets
 
 SIZES = (4, 8, 12, 16, 24, 80)  # GiB of common GPUs
 COLOURS = (*plots.PALETTE, plots.GREY, "black")  # of the terms
+MODELS = ("minilm", "bert-base", "scibert", "bert-large")
+# What can be chosen, and the options of `memory.predict_peak` that it stands for.
+MODES = {
+    "training, AdamW": {},
+    "training, SGD": {"optimizer": "sgd"},
+    "inference": {"mode": "inference"},
+}
+DTYPES = {
+    "float32": {},
+    "mixed precision": {"mixed_precision": True},
+    "bfloat16 weights": {"dtype": "bfloat16"},
+}
+LEVERS = {
+    "none": {},
+    "checkpointing": {"checkpointing": True},
+    "6 layers frozen": {"freeze": 6},
+    "only the head trained": {"freeze": "body"},
+    "LoRA, rank 8": {"lora": 8},
+    "LoRA and checkpointing": {"lora": 8, "checkpointing": True},
+}
 
 
 def picture(peak: memory.Peak, title: str) -> str:
@@ -17,7 +37,7 @@ def picture(peak: memory.Peak, title: str) -> str:
     largest = max(8, min(fits, default=80))  # of the GPUs that are drawn
     fig, axes = plots.plt.subplots(figsize=(8, 2.2))
     left = 0.0
-    for name, colour in zip(memory_grid.TERMS, COLOURS, strict=True):
+    for name, colour in zip(memory.TERMS, COLOURS, strict=True):
         width = peak.terms.get(name, 0) / 2**30
         axes.barh(0, width, left=left, color=colour, label=name)
         left += width
@@ -32,25 +52,25 @@ def picture(peak: memory.Peak, title: str) -> str:
 
 def memory_explorer() -> ipywidgets.VBox:
     """Show the predicted peak for a model, mode, dtype, lever, batch and length."""
+    late = {"continuous_update": False}  # a prediction takes up to a second or two
     controls = {
-        "model": ipywidgets.Dropdown(options=memory_grid.MODELS, value="bert-base"),
-        "mode": ipywidgets.Dropdown(options=memory_grid.MODES, value="training, AdamW"),
-        "dtype": ipywidgets.Dropdown(options=list(memory_grid.DTYPES)),
-        "lever": ipywidgets.Dropdown(options=list(memory_grid.LEVERS)),
-        "batch": ipywidgets.SelectionSlider(options=[1, 2, 4, 8, 16, 32, 64, 128], value=32),
-        "length": ipywidgets.IntSlider(512, 8, 512, 8),
+        "model": ipywidgets.Dropdown(options=MODELS, value="bert-base"),
+        "mode": ipywidgets.Dropdown(options=list(MODES)),
+        "dtype": ipywidgets.Dropdown(options=list(DTYPES)),
+        "lever": ipywidgets.Dropdown(options=list(LEVERS)),
+        "batch": ipywidgets.SelectionSlider(options=[1, 2, 4, 8, 16, 32, 64], value=32, **late),
+        "length": ipywidgets.IntSlider(512, 8, 512, 8, **late),
     }
     for name, control in controls.items():
         control.description = name
 
     def show() -> str:
-        choice = {name: control.value for name, control in controls.items()}
-        controls["lever"].disabled = choice["mode"] == "inference"
-        size = (choice["batch"], choice["length"])
-        source = f"interpolated between predictions, to about {memory_grid.CLOSE:.0%}"
-        if size in memory_grid.POINTS and "SGD" not in choice["mode"]:
-            source = "predicted for exactly this choice"
-        title = f"{choice['model']}, {size[0]} texts of {size[1]} tokens ({source})"
-        return picture(memory_grid.estimate(**choice), title)
+        model, mode, dtype, lever, batch, length = (one.value for one in controls.values())
+        controls["lever"].disabled = mode == "inference"
+        options = MODES[mode] | DTYPES[dtype] | ({} if mode == "inference" else LEVERS[lever])
+        peak = memory.predict_peak(model, batch, length, device="cuda", **options)
+        written = "".join(f", {name}={value!r}" for name, value in options.items())
+        code = f'predict_peak("{model}", {batch}, {length}, device="cuda"{written})'
+        return picture(peak, code)
 
     return frame.explorer(controls.values(), show)
