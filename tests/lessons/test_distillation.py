@@ -405,36 +405,6 @@ def trained(tokenizer, examples, **options):
     return losses, student
 
 
-def test_an_interrupted_training_goes_on_exactly_where_it_was(
-    tokenizer, examples, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(training, "KEEP_EVERY", 2)
-    file = tmp_path / "student.pt"
-    whole, expected = trained(tokenizer, examples)
-
-    def break_off(step, loss):
-        if step == 5:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        trained(tokenizer, examples, checkpoint=file, after_step=break_off)
-    torch.manual_seed(99)
-    steps = []
-    losses, student = trained(
-        tokenizer, examples, checkpoint=file, after_step=lambda step, _: steps.append(step)
-    )
-    assert steps == list(range(5, 10))  # four steps were kept
-    assert losses == whole
-    assert all(
-        torch.equal(a, b) for a, b in zip(student.parameters(), expected.parameters(), strict=True)
-    )
-    assert [path.name for path in tmp_path.iterdir()] == ["student.pt"]
-    with pytest.raises(ValueError, match="another training"):
-        trained(tokenizer, examples, checkpoint=file, lr=1.0)
-    with pytest.raises(ValueError, match="another training"):
-        trained(tokenizer, examples.head(20), checkpoint=file)
-
-
 def test_the_progress_bar_shows_unless_progress_bars_are_off(
     tokenizer, examples, capsys, monkeypatch
 ):

@@ -1,9 +1,8 @@
-"""Tensors in any container: find them, count their bytes, compare them, and write sizes as text."""
+"""Tensors in any container: find them, count their bytes, and write sizes as text."""
 
-import hashlib
 import math
 from collections import UserDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from numbers import Real
 from types import ModuleType
 from typing import Any
@@ -43,15 +42,6 @@ def plain(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 def nbytes(tensor: torch.Tensor) -> int:
     """Return the bytes of a tensor's data: those of its parts for a quantized or sparse one."""
     return sum(part.numel() * part.element_size() for part in plain(tensor))
-
-
-def digest(tensors: Iterable[torch.Tensor]) -> str:
-    """Return one SHA-256, in hexadecimal, over the data of tensors in their order."""
-    total = hashlib.sha256()
-    for tensor in tensors:
-        for part in plain(tensor.detach()):
-            total.update(part.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    return total.hexdigest()
 
 
 def walk(value: Any, name: str = "") -> Iterator[tuple[str, str, torch.Tensor]]:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from helpers.core import files, tensors
+from helpers.core import files
 from helpers.lessons.training import train
 from helpers.models import inspection
 from helpers.recipes import distill as recipe
@@ -160,5 +160,4 @@ def distill(
     def loss(logits, rows):
         return distillation_loss(logits.cpu(), targets[rows], labels[rows], **options)
 
-    goal = (options, tensors.digest([labels, targets.round(decimals=2)]))
-    return train(student, tokenizer, texts, loss, goal=goal, **training)
+    return train(student, tokenizer, texts, loss, **training)

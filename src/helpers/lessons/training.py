@@ -1,10 +1,7 @@
-"""The training loop behind distillation: its batches have little padding, and it can go on."""
+"""The training loop behind distillation: its batches have little padding."""
 
-import hashlib
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
-from helpers.core import files, tensors
 from helpers.models import batching, inspection
 from helpers.recipes.distill import update, warmup_schedule
 
@@ -12,8 +9,6 @@ import torch
 from huggingface_hub.utils import are_progress_bars_disabled
 from torch import nn
 from tqdm.auto import tqdm
-
-KEEP_EVERY = 200  # steps after which a training keeps its state, if it has a file for it
 
 
 def train(
@@ -27,17 +22,14 @@ def train(
     batch_size: int = 32,
     seed: int = 0,
     after_step: Callable[[int, float], None] | None = None,
-    checkpoint: Path | None = None,
-    goal: object = None,
     quiet: bool | None = None,
 ) -> list[float]:
     """Train what is trainable in a classifier with the recipe's step; return each step's loss.
 
     `loss` gets logits (batch, labels) and the rows (batch,) of their texts, so that targets belong
-    to the batch, however it was shuffled; a loss that is not finite ends the training. With a
-    `checkpoint` file the same call goes on after an interruption; a file of another training, or
-    of one with another `goal` (what the loss compares with), is refused. `after_step` gets the
-    step's number and its loss. The model is in eval mode at the end in any case.
+    to the batch, however it was shuffled; a loss that is not finite ends the training.
+    `after_step` gets the step's number and its loss. The model is in eval mode at the end in any
+    case.
     """
     limit = min(batching.MAX_LENGTH, inspection.max_input_length(model))
     encoded, lengths = batching.encode(tokenizer, texts, limit)
@@ -46,22 +38,17 @@ def train(
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=lr, weight_decay=0.01)
     schedule = warmup_schedule(optimizer, int(0.06 * len(batches)), len(batches))
-    parts = {"optimizer": optimizer, "schedule": schedule, "model": model}
-    plan = (goal, epochs, lr, batch_size, seed, encoded, tensors.digest(trained))
-    plan = hashlib.sha256(repr(plan).encode()).hexdigest()
-    history = resume(checkpoint, plan, parts) if checkpoint and checkpoint.exists() else []
+    history = []
     quiet = are_progress_bars_disabled() if quiet is None else quiet
     model.train()
     try:
-        for rows in tqdm(batches[len(history) :], "training", disable=quiet, leave=False):
+        for rows in tqdm(batches, "training", disable=quiet, leave=False):
             value = loss(inspection.logits(model, tokenizer, encoded, rows), torch.tensor(rows))
             if not value.isfinite():
                 raise FloatingPointError(f"the loss of step {len(history) + 1} is {float(value)}")
             history.append(update(value, optimizer, schedule))
             if after_step:
                 after_step(len(history), history[-1])
-            if checkpoint and len(history) % KEEP_EVERY == 0:
-                keep(checkpoint, plan, parts, history)
     finally:
         model.eval()
     return history
@@ -80,24 +67,3 @@ def shuffled_batches(
         order = torch.randperm(len(groups), generator=generator).tolist()
         shuffled += [groups[place] for place in order]
     return shuffled
-
-
-def keep(checkpoint: Path, plan: str, parts: dict, history: list[float]) -> None:
-    """Write the state of a training in one step."""
-    state = {name: part.state_dict() for name, part in parts.items()}
-    state |= {"plan": plan, "history": history, "dropout": torch.get_rng_state()}
-    checkpoint.parent.mkdir(parents=True, exist_ok=True)
-    with files.atomic_write(checkpoint) as part:
-        torch.save(state, part)
-
-
-def resume(checkpoint: Path, plan: str, parts: dict) -> list[float]:
-    """Read the state of an interrupted training; return the losses so far."""
-    saved = torch.load(checkpoint, weights_only=True, map_location="cpu")
-    if saved["plan"] != plan:
-        message = "was left by another training: repeat its settings, or remove the file"
-        raise ValueError(f"{checkpoint} {message}")
-    for name, part in parts.items():
-        part.load_state_dict(saved[name])
-    torch.set_rng_state(saved["dropout"])
-    return saved["history"]
