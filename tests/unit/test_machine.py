@@ -31,10 +31,6 @@ def big_machine(monkeypatch):
 
 V2 = {"proc/self/cgroup": "0::/"}
 CPU_MAX = "sys/fs/cgroup/cpu.max"
-V1_CPU, V1_NESTED = (
-    "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_",
-    "sys/fs/cgroup/cpu,cpuacct/docker/abc/cpu.cfs_",
-)
 CPUS = {
     "no control groups": ({}, 16),
     "v2 without a limit": (V2 | {CPU_MAX: "max 100000"}, 16),
@@ -53,25 +49,6 @@ CPUS = {
         {"proc/self/cgroup": "0::/docker/on/the/host", CPU_MAX: "400000 100000"},
         4,
     ),
-    "v1, nested": (
-        {
-            "proc/self/cgroup": "4:cpu,cpuacct:/docker/abc\n3:memory:/",
-            f"{V1_NESTED}quota_us": "500000",
-            f"{V1_NESTED}period_us": "100000",
-            f"{V1_CPU}quota_us": "-1",
-            f"{V1_CPU}period_us": "100000",
-        },
-        5,
-    ),
-    "v1 beside v2": (
-        {
-            "proc/self/cgroup": "1:cpu:/elsewhere\n0::/",
-            "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "150000",
-            "sys/fs/cgroup/cpu/cpu.cfs_period_us": "50000",
-            "sys/fs/cgroup/unified/cgroup.procs": "",
-        },
-        3,
-    ),
     "empty file": (V2 | {CPU_MAX: ""}, 16),
 }
 
@@ -87,12 +64,8 @@ def test_usable_cpus_obeys_affinity(tmp_path, monkeypatch):
     assert machine.usable_cpus(root) == 2
 
 
-V1_HUGE = "9223372036854771712"  # what version 1 says for "no limit"
-
-
 ROOT, USER = "sys/fs/cgroup/memory.", "sys/fs/cgroup/user/memory."
-KERNEL, V1 = "sys/fs/cgroup/user/kernel/memory.", "sys/fs/cgroup/memory/memory."
-POD = "sys/fs/cgroup/memory/kubepods/pod1/memory."
+KERNEL = "sys/fs/cgroup/user/kernel/memory."
 MEMORY = {
     "no control groups": ({}, 64 * GIB, 60 * GIB),
     "v2: cache that can be dropped counts as available": (
@@ -115,18 +88,6 @@ MEMORY = {
         },
         4 * GIB,
         1 * GIB,
-    ),
-    "v1, nested": (
-        {
-            "proc/self/cgroup": "9:memory:/kubepods/pod1",
-            f"{V1}limit_in_bytes": V1_HUGE,
-            f"{V1}usage_in_bytes": str(30 * GIB),
-            f"{POD}limit_in_bytes": str(3 * GIB),
-            f"{POD}usage_in_bytes": str(2 * GIB),
-            f"{POD}stat": f"inactive_file 0\ntotal_inactive_file {GIB // 2}",
-        },
-        3 * GIB,
-        1 * GIB + GIB // 2,
     ),
     "never negative": (
         {"proc/self/cgroup": "0::/", f"{ROOT}max": str(GIB), f"{ROOT}current": str(2 * GIB)},

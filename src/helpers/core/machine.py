@@ -47,27 +47,24 @@ CPU_FEATURES = {
 
 
 def _number(text: str) -> int | None:
-    """Return a control group's number; None for "max" and -1 (no limit) and for no file."""
+    """Return a control group's number; None for "max" (no limit) and for no file."""
     return int(text) if text.isdigit() else None
 
 
-def _cgroups(controller: str, root: str | os.PathLike) -> list[Path]:
+def _cgroups(root: str | os.PathLike) -> list[Path]:
     """Return the directories of this process's control groups; a limit in any of them binds.
 
     In a container the path in /proc/self/cgroup may be the host's and not exist here; those of
-    its parents that exist, at least the mount itself, are then what is left.
+    its parents that exist, at least the mount itself, are then what is left. (Version 2 only:
+    version 1, which Linux distributions left by 2022, gives its groups other files.)
     """
     base, found = Path(root) / "sys/fs/cgroup", []
     for line in read_system_file(Path(root) / "proc/self/cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers and controller not in controllers.split(","):
-            continue
-        # Version 2 names no controllers; beside version 1 it is mounted as "unified".
-        names = (controllers, controller) if controllers else ("unified",)
-        mount = next((base / name for name in names if (base / name).is_dir()), base)
-        inside = Path(*(part for part in path.split("/") if part != ".."))
-        found += [mount / inside, *(mount / parent for parent in inside.parents)]
-    return [path for path in dict.fromkeys(found) if path.is_dir()]
+        path = line.removeprefix("0::")
+        if path != line:
+            inside = base / Path(*(part for part in path.split("/") if part != ".."))
+            found += [inside, *(one for one in inside.parents if one.is_relative_to(base))]
+    return [path for path in found if path.is_dir()]
 
 
 def usable_cpus(root: str | os.PathLike = "/") -> int:
@@ -78,11 +75,9 @@ def usable_cpus(root: str | os.PathLike = "/") -> int:
     count = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):
         count = len(os.sched_getaffinity(0))
-    for group in _cgroups("cpu", root):
-        # Version 2 has "200000 100000" or "max 100000" in one file, version 1 has two files.
-        quota, _, period = read_system_file(group / "cpu.max").partition(" ")
-        quota = _number(quota or read_system_file(group / "cpu.cfs_quota_us"))
-        period = _number(period or read_system_file(group / "cpu.cfs_period_us"))
+    for group in _cgroups(root):
+        # "200000 100000" or "max 100000": microseconds of CPU time in each period.
+        quota, period = map(_number, read_system_file(group / "cpu.max").partition(" ")[::2])
         if quota and period:
             count = min(count, quota // period)
     return max(count, 1)
@@ -91,19 +86,16 @@ def usable_cpus(root: str | os.PathLike = "/") -> int:
 def _memory(root: str | os.PathLike) -> tuple[int, int]:
     """Return bytes of RAM in all and available, on the machine and in its control groups."""
     total, available = psutil.virtual_memory().total, psutil.virtual_memory().available
-    for group in _cgroups("memory", root):
+    for group in _cgroups(root):
+        bound = _number(read_system_file(group / "memory.max"))
+        if bound is None:
+            continue
+        used = _number(read_system_file(group / "memory.current")) or 0
         # The file cache counts as used; what was not read lately is dropped when memory is needed.
-        # Version 1 lists the group's own share first and then that with the groups below it.
         stat = read_system_file(group / "memory.stat")
-        cache = re.findall(r"^(?:total_)?inactive_file (\d+)$", stat, re.MULTILINE)
-        for limit, usage in (("max", "current"), ("limit_in_bytes", "usage_in_bytes")):
-            bound = _number(read_system_file(group / f"memory.{limit}"))
-            if bound is None:
-                continue
-            used = _number(read_system_file(group / f"memory.{usage}")) or 0
-            if cache:
-                used = max(used - int(cache[-1]), 0)
-            total, available = min(total, bound), min(available, bound - used)
+        if cache := re.search(r"^inactive_file (\d+)$", stat, re.MULTILINE):
+            used = max(used - int(cache[1]), 0)
+        total, available = min(total, bound), min(available, bound - used)
     return total, max(available, 0)
 
 
