@@ -3,7 +3,8 @@
 import argparse
 
 from helpers.exercises import lesson_03
-from helpers.exercises.lesson_03 import check_03_1, check_03_2, check_03_3, new_model
+from helpers.exercises.lesson_03 import check_03_1, check_03_2, check_03_3
+from helpers.exercises.tiny_models import tiny_bert
 from helpers.lessons import checkpoints
 from helpers.lessons.checkpoint_files import CheckpointError
 
@@ -21,11 +22,11 @@ def files(tmp_path):
 def test_no_file_loads_as_it_is(files):
     for path in files:
         with pytest.raises(CheckpointError):
-            checkpoints.load(path, new_model)
+            checkpoints.load(path, tiny_bert)
 
 
 def test_exercise_1(files, said):
-    state, model = torch.load(files[0]), new_model()
+    state, model = torch.load(files[0]), tiny_bert()
     model.load_state_dict(state, strict=False)
     assert "strict=False may have skipped" in said(check_03_1, model)
     model.load_state_dict({name.replace("_orig_mod.", ""): state[name] for name in state})
@@ -41,21 +42,21 @@ def test_exercise_1(files, said):
 def test_exercise_2(files, said):
     def load(key):
         options = {"key": key, "allow_globals": [argparse.Namespace]}
-        return checkpoints.load(files[1], new_model, **options).model
+        return checkpoints.load(files[1], tiny_bert, **options).model
 
     assert "what do the owner's options say" in said(check_03_2, load("last"))
     assert said(check_03_2, load("best")) == "correct"
 
 
 def test_exercise_3(files, said):
-    state, own = torch.load(files[2]), new_model().state_dict()
+    state, own = torch.load(files[2]), tiny_bert().state_dict()
     some, turned = {}, {}
     for name, value in state.items():
         shape = own[name.removeprefix("bert.").replace("gamma", "weight")].shape
         some[name] = value if value.shape == shape else value.T
         turned[name] = value.T if name.endswith(TURNED) else value
     checkpoints.save(some, files[2])
-    half = checkpoints.load(files[2], new_model).model
+    half = checkpoints.load(files[2], tiny_bert).model
     assert "Square matrices fit either way round" in said(check_03_3, half)
     checkpoints.save(turned, files[2])
-    assert said(check_03_3, checkpoints.load(files[2], new_model).model) == "correct"
+    assert said(check_03_3, checkpoints.load(files[2], tiny_bert).model) == "correct"

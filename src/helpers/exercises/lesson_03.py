@@ -5,31 +5,11 @@ import re
 from pathlib import Path
 
 from helpers.exercises import exercise
+from helpers.exercises.tiny_models import tiny_bert
 
 import torch
 from torch import nn
-from transformers import BertConfig, BertForSequenceClassification, BertModel
-
-_CONFIG = BertConfig(
-    vocab_size=100,
-    hidden_size=32,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    intermediate_size=64,
-    max_position_embeddings=64,
-)
-
-
-def new_model(seed: int = 0, kind: type = BertModel) -> BertModel:
-    """Build a small BERT with random weights, in eval mode: the model of all three files."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        return kind(_CONFIG).eval()
-
-
-def new_classifier() -> BertForSequenceClassification:
-    """Build the same BERT with a head for two labels, all of it random."""
-    return new_model(kind=BertForSequenceClassification)
+from transformers import BertModel
 
 
 def write_puzzles(folder: str | Path) -> list[Path]:
@@ -38,7 +18,7 @@ def write_puzzles(folder: str | Path) -> list[Path]:
     one, two, three = (_right(number).state_dict() for number in (1, 2, 3))
     torch.save({n.replace("encoder.", "encoder._orig_mod."): one[n] for n in one}, paths[0])
     options = argparse.Namespace(lr=2e-5, select="best")
-    last = new_model(20).state_dict()
+    last = tiny_bert(20).state_dict()
     torch.save({"last": last, "best": two, "options": options}, paths[1])
     old = {}
     for name, value in three.items():
@@ -49,7 +29,7 @@ def write_puzzles(folder: str | Path) -> list[Path]:
 
 
 def _right(number: int) -> BertModel:
-    return new_model(10 + number)
+    return tiny_bert(10 + number)
 
 
 def _is_linear(name: str) -> bool:
@@ -62,7 +42,7 @@ def _fault(answer: nn.Module, number: int) -> str | None:
         return f"the answer is the loaded model, not a {type(answer).__name__}"
     right, got = dict(_right(number).named_parameters()), dict(answer.named_parameters())
     if got.keys() != right.keys():
-        return "it is another model: build it with lesson_03.new_model"
+        return "it is another model: build it with tiny_models.tiny_bert"
     differ = [name for name in right if not torch.equal(right[name], got[name].float())]
     share = f"{len(differ)} of {len(right)} weights"
     if 4 * len(differ) > len(right) and number != 3:
@@ -89,7 +69,7 @@ def check_03_2(answer: nn.Module) -> str | None:
     """Check the model in two.pth that its owner selected."""
     fault = _fault(answer, 2)
     if fault and isinstance(answer, BertModel):
-        last = new_model(20).pooler.dense.weight
+        last = tiny_bert(20).pooler.dense.weight
         if torch.equal(answer.pooler.dense.weight, last):
             return "these are the weights of the last epoch: what do the owner's options say?"
     return fault

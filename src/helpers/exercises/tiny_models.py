@@ -1,4 +1,4 @@
-"""Small BERT models with random weights that notebooks 03 and 04 take apart."""
+"""Small BERT models with random weights that notebooks 03 and 04, and exercises, take apart."""
 
 from helpers.models import inspection
 
