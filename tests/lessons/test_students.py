@@ -3,7 +3,7 @@
 import json
 
 from helpers.core import metrics
-from helpers.lessons import distillation, sentiment, training
+from helpers.lessons import distillation, sentiment
 from helpers.models import assets
 from helpers.tools import cli as command_line
 from helpers.tools import train
@@ -21,59 +21,19 @@ def test_the_texts_to_learn_from_hold_no_test_snippet_and_no_made_up_label():
     assert examples.equals(sentiment.transfer_texts())
 
 
-@pytest.fixture
-def few(tmp_path, monkeypatch):
-    """Forty texts to learn from and thirty-two to test on; states are kept in a folder."""
-    monkeypatch.setattr(train.locate, "root", lambda: tmp_path / "kept")
+def test_the_recipe_makes_what_the_loader_reads_from_the_same_teacher(tmp_path, monkeypatch):
     test = sentiment.sentences("test").sample(32, random_state=0)
     sentences = {"test": test, "train": sentiment.sentences("train")}
     monkeypatch.setattr(sentiment, "sentences", sentences.get)
-    monkeypatch.setitem(train.TRAINING, "epochs", 2)
-    return sentiment.transfer_texts().sample(40, random_state=0)
-
-
-def answers(folder, few):
-    return sentiment.logits(sentiment.student("two-layers", folder), few["text"])
-
-
-def test_the_recipe_makes_what_the_loader_reads(few, tmp_path):
-    record = train.train_student("two-layers", tmp_path / "whole", few, quiet=True)
+    few = sentiment.transfer_texts().sample(40, random_state=0)
+    record = train.train_student("two-layers", tmp_path, few, quiet=True)
     assert record["texts"] == 40
-    assert not list((tmp_path / "kept").rglob("*.pt"))
+    made = sentiment.logits(sentiment.student("two-layers", tmp_path), few["text"])
     untrained = sentiment.logits(sentiment.unfinished_student("two-layers"), few["text"])
-    assert not torch.allclose(answers(tmp_path / "whole", few), untrained, atol=1e-3)
-
-
-@pytest.mark.slow
-def test_an_interrupted_training_goes_on(few, tmp_path, monkeypatch):
-    """Stopped in its third step and run again, it makes the same student."""
-    train.train_student("two-layers", tmp_path / "whole", few, quiet=True)
-    run = training.train
-    monkeypatch.setattr(training, "KEEP_EVERY", 1)
-
-    def stop(step, loss):
-        if step == 3:  # of 4
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(
-        distillation, "train", lambda *args, **options: run(*args, **options, after_step=stop)
-    )
-    with pytest.raises(KeyboardInterrupt):
-        train.train_student("two-layers", tmp_path / "stopped", few, quiet=True)
-    assert not list((tmp_path / "stopped").rglob("change.safetensors"))
-    assert len(list((tmp_path / "kept").rglob("two-layers.pt"))) == 1
-    steps = []
-
-    def follow(*args, **options):
-        return run(*args, **options, after_step=lambda step, loss: steps.append(step))
-
-    monkeypatch.setattr(distillation, "train", follow)
-    train.train_student("two-layers", tmp_path / "stopped", few, quiet=True)
-    assert steps == [3, 4]
-    assert torch.equal(answers(tmp_path / "whole", few), answers(tmp_path / "stopped", few))
+    assert not torch.allclose(made, untrained, atol=1e-3)
     monkeypatch.setattr(sentiment, "adapter_digest", lambda adapter=None: "another")
     with pytest.raises(ValueError, match="another teacher"):
-        answers(tmp_path / "whole", few)
+        sentiment.student("two-layers", tmp_path)
 
 
 def test_there_is_no_student_without_a_plan(capsys):

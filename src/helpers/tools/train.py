@@ -7,7 +7,7 @@ from pathlib import Path
 
 from helpers.core import files, machine, metrics
 from helpers.lessons import distillation, sentiment, training
-from helpers.models import assets, catalogue, datasets, locate
+from helpers.models import assets, catalogue, datasets
 
 # Mean ratings by 20 people (-4 to 4) say how sure they were: 0.5 becomes P(positive) = 0.65, 3
 # becomes 0.97.
@@ -112,8 +112,7 @@ def train_student(
     """Distil one of `sentiment.LAYERS` and store it in `folder`/`name`; return its record.
 
     All parameters learn to give the teacher's logits for `examples` (default: `transfer_texts`),
-    and the labels where there are some. The training's state is kept beside the downloaded models,
-    so that an interrupted training goes on where it was.
+    and the labels where there are some.
 
     Raises:
         ValueError: For another name.
@@ -122,11 +121,10 @@ def train_student(
         raise ValueError(f"there is no student {name!r}; there are {', '.join(sentiment.LAYERS)}")
     test, start = sentiment.sentences("test"), time.process_time()
     examples = sentiment.transfer_texts() if examples is None else examples
-    checkpoint = locate.root() / "students" / f"{name}.pt"
     (folder / name).mkdir(parents=True, exist_ok=True)
     model = sentiment.unfinished_student(name)
     before = {key: parameter.detach().clone() for key, parameter in model.named_parameters()}
-    kept = {"file": folder / sentiment.TEACHER_LOGITS.name, "checkpoint": checkpoint}
+    kept = {"file": folder / sentiment.TEACHER_LOGITS.name}
     teacher, tokenizer = sentiment.teacher(), assets.tokenizer("minilm")
     distillation.distill(model, teacher, tokenizer, examples, quiet=quiet, **TRAINING, **kept)
     _store_change(before, model, folder / name / "change.safetensors")
@@ -142,7 +140,6 @@ def train_student(
     }
     with files.atomic_write(folder / name / "record.json") as part:
         part.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    checkpoint.unlink(missing_ok=True)
     return record
 
 
