@@ -109,27 +109,12 @@ def test_only_one_chunk_is_read_ahead(model, tokenizer, monkeypatch):
     assert len(list(texts)) == 95
 
 
-def windowed(text, sizes, model, tokenizer):
-    """The mean over all tokens of a text's windows, each read by itself."""
-    words, ends = text.split(), np.cumsum(sizes)
-    parts = [" ".join(words[end - size : end]) for size, end in zip(sizes, ends, strict=True)]
-    weights = [size + 2 for size in sizes]
-    return np.average(one_at_a_time(parts, model, tokenizer), axis=0, weights=weights)
-
-
-@pytest.mark.parametrize("long", ["truncate", "window"])
-def test_texts_beyond_the_limit(model, tokenizer, long):
+def test_texts_beyond_the_limit_are_cut_and_counted(model, tokenizer):
     counts = [3, 62, 63, 125, 200]  # the limit is 64 with [CLS] and [SEP]
     texts = [" ".join(random.Random(n).choices(WORDS, k=n)) for n in counts]
-    done = embed(texts, model, tokenizer, long=long, precision="float32")
-    report = done.report
-    if long == "truncate":
-        assert (report.cut_texts, report.cut_tokens, report.windowed_texts) == (3, 1 + 63 + 138, 0)
-        wanted = one_at_a_time(texts, model, tokenizer, truncation=True, max_length=64)
-    else:
-        assert (report.cut_texts, report.cut_tokens, report.windowed_texts) == (0, 0, 3)
-        sizes = [[3], [62], [32, 31], [42, 42, 41], [50] * 4]
-        wanted = [windowed(*pair, model, tokenizer) for pair in zip(texts, sizes, strict=True)]
+    done = embed(texts, model, tokenizer, precision="float32")
+    assert (done.report.cut_texts, done.report.cut_tokens) == (3, 1 + 63 + 138)
+    wanted = one_at_a_time(texts, model, tokenizer, truncation=True, max_length=64)
     np.testing.assert_allclose(done.vectors, wanted, atol=1e-5)
 
 
@@ -217,20 +202,19 @@ def test_models_in_wrappers(kind, tiny_model, tokenizer, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("texts", "options", "error", "message"),
+    ("texts", "error", "message"),
     [
-        (pd.DataFrame({"text": ["w1"]}), {}, TypeError, "type DataFrame: give a list"),
-        ({"a": "w1"}, {}, TypeError, "type dict: give a list"),
-        ("one text", {}, TypeError, "type str: give a list"),
-        (["w1", "w2 \ud83d"], {}, ValueError, "text 1 "),
-        (["w1", float("nan")], {}, TypeError, "text 1 is not text but nan"),
-        (["w1", ("w1", "w2")], {}, TypeError, "text 1 is not text but"),
-        (["w1"], {"long": "cut"}, ValueError, 'long is "truncate" or "window"'),
+        (pd.DataFrame({"text": ["w1"]}), TypeError, "type DataFrame: give a list"),
+        ({"a": "w1"}, TypeError, "type dict: give a list"),
+        ("one text", TypeError, "type str: give a list"),
+        (["w1", "w2 \ud83d"], ValueError, "text 1 "),
+        (["w1", float("nan")], TypeError, "text 1 is not text but nan"),
+        (["w1", ("w1", "w2")], TypeError, "text 1 is not text but"),
     ],
 )
-def test_wrong_input_is_named(texts, options, error, message, model, tokenizer):
+def test_wrong_input_is_named(texts, error, message, model, tokenizer):
     with pytest.raises(error, match=message):
-        embed(texts, model, tokenizer, **options)
+        embed(texts, model, tokenizer)
 
 
 def test_models_that_would_give_wrong_vectors_without_an_error(tiny_model, tokenizer):

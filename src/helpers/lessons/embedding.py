@@ -1,7 +1,6 @@
 """Embed a list of texts, or a stream of any length, and say what it took (notebook 07)."""
 
 import itertools
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -28,7 +27,6 @@ class EmbeddingReport:
     padding: int = 0  # positions computed for nothing
     cut_texts: int = 0  # longer than the model reads
     cut_tokens: int = 0
-    windowed_texts: int = 0  # longer, and read in windows
     device: str = ""
     dtype: str = ""
 
@@ -55,25 +53,29 @@ def _prepare(model: nn.Module, precision: str) -> nn.Module:
 
 
 def stream(
-    texts: Iterable[str], model: nn.Module, tokenizer, *, max_tokens: int | None = None,
-    long: str = "truncate", precision: str = "auto", report: EmbeddingReport | None = None,
-) -> Iterator[np.ndarray]:  # fmt: skip
+    texts: Iterable[str],
+    model: nn.Module,
+    tokenizer,
+    *,
+    max_tokens: int | None = None,
+    precision: str = "auto",
+    report: EmbeddingReport | None = None,
+) -> Iterator[np.ndarray]:
     """Embed any number of texts; yields float32 (texts, width) in order, chunk by chunk.
 
-    A vector is the mean over a text's tokens, [CLS] and [SEP] included. The model computes where it
-    is, in eval mode and without its head, and is left as it was.
+    A vector is the mean over a text's tokens, [CLS] and [SEP] included, up to what the model reads;
+    the report counts what is cut. The model computes where it is, in eval mode and without its
+    head, and is left as it was.
 
     Args:
         texts: Strings.
         model: One of the BERT family, whatever its head.
         tokenizer: Its tokenizer.
         max_tokens: Of a batch with its padding; by default 1,024 on a CPU, 32,768 elsewhere.
-        long: "truncate" cuts texts at what the model reads; "window" reads longer ones in pieces of
-            about equal length and takes the mean over all.
         precision: See `dtypes.choose_dtype`; a float32 model is converted anew in each call.
         report: Is filled in on the way.
     """
-    _check(texts, model, tokenizer, long)
+    _check(texts, model, tokenizer)
     body = _prepare(model, precision)
     report = EmbeddingReport() if report is None else report
     report.device, report.dtype = body.device.type, str(body.dtype).removeprefix("torch.")
@@ -82,20 +84,14 @@ def stream(
     limit = int(min(inspection.max_input_length(model), tokenizer.model_max_length))
     texts = iter(texts)
     while chunk := list(itertools.islice(texts, CHUNK)):
-        pieces, owners = _pieces(chunk, tokenizer, limit, long, report)
-        vectors = _means(pieces, body, tokenizer, max_tokens, report)
-        # A text in windows has their mean, weighted by their tokens.
-        weights = np.array([[len(ids)] for ids in pieces], np.float32)
-        starts = np.flatnonzero(np.diff(owners, prepend=-1))
-        yield np.add.reduceat(vectors * weights, starts) / np.add.reduceat(weights, starts)
+        encoded = _encode(chunk, tokenizer, limit, report)
+        yield _means(encoded, body, tokenizer, max_tokens, report)
 
 
-def _check(texts, model: nn.Module, tokenizer, long: str) -> None:
+def _check(texts, model: nn.Module, tokenizer) -> None:
     """Refuse what would give wrong vectors without an error."""
     if isinstance(texts, str | bytes | Mapping) or hasattr(texts, "columns"):
         raise TypeError(f"texts is of type {type(texts).__name__}: give a list of texts")
-    if long not in ("truncate", "window"):
-        raise ValueError(f'long is "truncate" or "window", not {long!r}')
     known = model.config.vocab_size
     if len(tokenizer) > known:
         sizes = f"the tokenizer knows {len(tokenizer):,} tokens, the model {known:,}"
@@ -103,36 +99,27 @@ def _check(texts, model: nn.Module, tokenizer, long: str) -> None:
     casing.require_words(tokenizer)
 
 
-def _pieces(chunk, tokenizer, limit: int, long: str, report) -> tuple[list[list[int]], list[int]]:
-    """Return lists of at most `limit` token ids, and for each the number of its text."""
+def _encode(chunk, tokenizer, limit: int, report: EmbeddingReport) -> list[list[int]]:
+    """Return the token ids of each text, at most `limit`, and count what is cut."""
     for number, text in enumerate(chunk, report.texts):
         if not isinstance(text, str):
             raise TypeError(f"text {number} is not text but {text!r:.40}: leave it out")
     report.texts += len(chunk)
-    encoded, _ = batching.encode(tokenizer, chunk, max_length=UNCUT)
-    pieces, owners = [], []
-    for owner, (start, *inner, end) in enumerate(encoded["input_ids"]):
-        size = limit - 2
-        if len(inner) > size and long == "window":
-            report.windowed_texts += 1
-            count = math.ceil(len(inner) / size)
-            size = math.ceil(len(inner) / count)  # all about equal: no window of two tokens
-        elif len(inner) > size:
-            report.cut_texts += 1
-            report.cut_tokens += len(inner) - size
-            inner = inner[:size]
-        for place in range(0, max(len(inner), 1), size):
-            pieces.append([start, *inner[place : place + size], end])
-            owners.append(owner)
-    return pieces, owners
+    encoded, lengths = batching.encode(tokenizer, chunk, max_length=UNCUT)
+    cut = [length - limit for length in lengths if length > limit]
+    report.cut_texts += len(cut)
+    report.cut_tokens += sum(cut)
+    for ids in encoded["input_ids"]:
+        ids[limit - 1 : -1] = []  # the last is [SEP]
+    return encoded["input_ids"]
 
 
-def _means(pieces, body: nn.Module, tokenizer, max_tokens: int, report) -> np.ndarray:
-    """Return the mean hidden state of each piece, float32 (pieces, width), in their order."""
-    groups, means = batching.batches([len(ids) for ids in pieces], max_tokens=max_tokens), []
+def _means(encoded, body: nn.Module, tokenizer, max_tokens: int, report) -> np.ndarray:
+    """Return the mean hidden state of each text, float32 (texts, width), in their order."""
+    groups, means = batching.batches([len(ids) for ids in encoded], max_tokens=max_tokens), []
     with inspection.eval_mode(body), torch.inference_mode():
         for group in groups:
-            batch = batching.pad(tokenizer, {"input_ids": pieces}, group, "np")
+            batch = batching.pad(tokenizer, {"input_ids": encoded}, group, "np")
             padding = int((batch["attention_mask"] == 0).sum())
             report.tokens += batch["input_ids"].size - padding
             report.padding += padding
@@ -151,7 +138,7 @@ def embed(
     texts: Iterable[str], model: nn.Module, tokenizer, *, progress: bool = True, **options
 ) -> Embedded:
     """Embed texts and keep all vectors, with a progress bar; `options` are those of `stream`."""
-    _check(texts, model, tokenizer, options.get("long", "truncate"))
+    _check(texts, model, tokenizer)
     texts, report = list(texts), EmbeddingReport()
     vectors, done = np.empty((len(texts), model.config.hidden_size), np.float32), 0
     with progress_bar(len(texts), wanted=progress, unit="text") as bar:
