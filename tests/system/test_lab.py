@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -11,13 +10,18 @@ import urllib.request
 from pathlib import Path
 
 from helpers.tools import notebooks
+from helpers.tools.browser import MISSING
+from helpers.tools.browser import find as find_browser
 
 import pytest
 from playwright.sync_api import sync_playwright
 
 pytestmark = pytest.mark.browser
 
-CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+BROWSER = find_browser()
+if not BROWSER and os.environ.get("BROWSER") != "required":
+    pytest.skip(MISSING, allow_module_level=True)
+
 # No sandbox for root in a container; the rest keeps the browser from asking the network for things
 # of its own.
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking"]
@@ -95,12 +99,10 @@ def _wait_for(address: str, server: subprocess.Popen, log: Path) -> None:
 
 @pytest.fixture(scope="module")
 def browser():
-    """Headless Chromium."""
-    assert CHROMIUM, (
-        "no chromium found: install Debian's package chromium or set CHROMIUM to a browser's path"
-    )
+    """A headless browser."""
+    assert BROWSER, MISSING
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        browser = playwright.chromium.launch(executable_path=BROWSER, args=FLAGS)
         yield browser
         browser.close()
 

@@ -41,12 +41,15 @@ def lab(rest: list[str]) -> int:
 
 def test(rest: list[str]) -> int:
     """Fetch what the tests load, then run the whole suite."""
+    from helpers.tools import browser
+
     if status := fetch([]):
         return status
+    browser.provide()
     # Most of the suite keeps one core busy: two workers, each with whole files, need little more
     # than half the time.
     workers = ["-n", str(min(2, machine.usable_cpus())), "--dist", "loadfile"]
-    command = [sys.executable, "-m", "pytest", *workers, "--no-loadscope-reorder", *rest]
+    command = [sys.executable, "-m", "pytest", "-rs", *workers, "--no-loadscope-reorder", *rest]
     return _become(command, HF_HUB_DISABLE_PROGRESS_BARS="1")
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from helpers.core import cuda, machine
 from helpers.models import assets, catalogue, locate
-from helpers.tools import notebooks
+from helpers.tools import browser, notebooks
 
 import pandas
 
@@ -96,6 +96,7 @@ def examine() -> list[Finding]:
         Finding(True, "CPUs", cpus),
         Finding(True, "memory", f"{free / GB:.1f} GB free of {total / GB:.1f} GB"),
         Finding(True, "disk", f"{disk / GB:.1f} GB free where models and texts are kept"),
+        Finding(True, "browser", browser.find() or "none, so JupyterLab's side is not tested"),
         *(_asset(name, state) for name, state in states.items()),
         *(_notebook(lesson, free, disk, states) for lesson in notebooks.lessons()),
     ]

@@ -1,0 +1,67 @@
+"""The browser that tests of JupyterLab drive: find one on this machine, or get one."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+from helpers.core import files
+
+# Names on PATH, and where browsers lie that are not on it.
+NAMES = (
+    "chromium",
+    "chromium-browser",
+    "google-chrome",
+    "microsoft-edge",
+    "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome",
+    "/Applications/Microsoft Edge.app/Contents/MacOS/Microsoft Edge",
+    "C:/Program Files/Google/Chrome/Application/chrome.exe",
+    "C:/Program Files (x86)/Microsoft/Edge/Application/msedge.exe",
+)
+OWN = files.ROOT / ".venv" / "browsers"  # playwright's download
+OWN_NAMES = ("chrome", "chrome.exe", "*.app/Contents/MacOS/*")
+MISSING = (
+    "JupyterLab in a browser was not tested, since there is no Chrome, Chromium or Edge here: "
+    "install one, or set CHROMIUM to its path"
+)
+
+
+def find() -> str | None:
+    """Return the path of a browser that starts: CHROMIUM's if that is set, or None."""
+    found = [shutil.which(name) for name in (os.environ.get("CHROMIUM", ""), *NAMES) if name]
+    for name in OWN_NAMES:
+        found += map(str, OWN.glob(f"chromium-*/chrome-*/{name}"))
+    return next((path for path in found if path and _starts(path)), None)
+
+
+def _starts(path: str) -> bool:
+    """Whether it is more than a stub: Ubuntu's asks for a snap, a download may lack libraries."""
+    if not sys.platform.startswith("linux"):
+        return True
+    return _succeeds([path, "--version"])
+
+
+def provide() -> str | None:
+    """Return a browser's path, after getting one where there is none; None if that fails.
+
+    playwright downloads Chromium; where that cannot be had, root on Debian's kin gets the package.
+    """
+    if found := find():
+        return found
+    print("Getting a browser for the tests of JupyterLab ...", flush=True)
+    download = [sys.executable, "-m", "playwright", "install", "chromium"]
+    _succeeds(download, PLAYWRIGHT_BROWSERS_PATH=str(OWN))
+    if not find() and shutil.which("apt-get") and os.geteuid() == 0:
+        _succeeds(["apt-get", "update"])
+        packages = ["--no-install-recommends", "chromium", "fonts-dejavu-core"]
+        _succeeds(["apt-get", "install", "--yes", *packages], DEBIAN_FRONTEND="noninteractive")
+    return find()
+
+
+def _succeeds(command: list[str], **environment: str) -> bool:
+    silent = {"stdin": subprocess.DEVNULL, "capture_output": True, "check": False}
+    try:
+        done = subprocess.run(command, env=os.environ | environment, timeout=600, **silent)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0
