@@ -270,13 +270,22 @@ def test_an_int8_model_is_not_quantized_again(reports, way):
         quantize_torch.WAYS[way](reports[way].model)
 
 
+REFUSED = {"cuda": "CPU only", "training": "int8 weights get no gradient"}
+REFUSED |= {"export": "export the float model, then use onnx_dynamic"}
+
+
+@pytest.mark.parametrize("use", REFUSED)
 @pytest.mark.parametrize("way", WAYS)
-def test_case_64_int8_is_neither_trained_nor_exported_as_if_it_were_float(reports, tmp_path, way):
-    with pytest.raises(RuntimeError, match="does not require grad"):
-        backward(reports[way].model)
-    reports[way].model.eval()
-    with pytest.raises(ValueError, match="export the float model"):
-        onnx_export.export(reports[way].model, tmp_path / "model.onnx")
+def test_case_64_what_int8_cannot_do_is_refused(model, reports, tmp_path, way, use):
+    quantize_torch.check_use(model, use)
+    if use == "cuda" and way != "torch_dynamic":
+        quantize_torch.check_use(reports[way].model, use)  # torchao has kernels there
+        return
+    with pytest.raises(RuntimeError, match=f"14 modules of this model are int8: .*{REFUSED[use]}"):
+        quantize_torch.check_use(reports[way].model, use)
+    if use == "export":
+        with pytest.raises(ValueError, match="export the float model"):
+            onnx_export.export(reports[way].model, tmp_path / "model.onnx")
     assert not names(tmp_path)
 
 
@@ -293,6 +302,7 @@ def backward(model):
 
 def test_case_69_adapters_on_int8_weights_get_gradients(model):
     wrapped = adapted(quantize_torch.torchao_int8(model).model)
+    quantize_torch.check_use(wrapped, "training")
     backward(wrapped)
     for name, parameter in wrapped.named_parameters():
         reached = parameter.grad is not None and bool(parameter.grad.abs().sum() > 0)
@@ -301,6 +311,8 @@ def test_case_69_adapters_on_int8_weights_get_gradients(model):
 
 def test_case_69_adapters_below_int8_activations_are_refused(model):
     wrapped = adapted(quantize_torch.torchao_int8(model, activations=True).model)
+    with pytest.raises(RuntimeError, match="with float activations"):
+        quantize_torch.check_use(wrapped, "training")
     with pytest.raises(RuntimeError, match="does not require grad"):
         backward(wrapped)
 

@@ -1,4 +1,4 @@
-"""int8 models made with PyTorch and torchao, and a file to keep one in (notebook 05)."""
+"""int8 models made with PyTorch and torchao, what they cannot do, and a file to keep one in."""
 
 import copy
 import functools
@@ -14,6 +14,15 @@ import torch
 import transformers
 from torch import nn
 from torchao import quantization  # needed by torch.load for files with its tensors
+
+_REFUSALS = {
+    "cuda": "it has int8 kernels for the CPU only: quantize the float model anew for the GPU, or "
+    "stay on the CPU",
+    "training": "int8 weights get no gradient: train the float model and quantize it afterwards, "
+    "or train adapters (LoRA) on torchao's int8 weights with float activations",
+    "export": "the exporter fails on them or writes floats: export the float model, then use "
+    "onnx_dynamic",
+}
 
 
 def torch_dynamic(model: nn.Module) -> QuantizationReport:
@@ -85,6 +94,24 @@ def _bytes(model: nn.Module) -> dict[str, int]:
         groups[group] += sum(nbytes(tensor) for tensor in held if id(tensor) not in seen)
         seen |= {id(tensor): tensor for tensor in held}
     return groups
+
+
+def check_use(model: nn.Module, use: str) -> None:
+    """Raise RuntimeError if int8 modules forbid a use: "cuda", "training" or "export".
+
+    Torchao's weights work on CUDA, and adapters (LoRA) can be trained on top of them as long as
+    activations stay float: no gradient flows through int8 activations.
+    """
+    layers = [model.get_submodule(name) for name in inspection.int8_modules(model)]
+    packed = any(inspection.is_packed(layer) for layer in layers)
+    if not layers or (use == "cuda" and not packed):
+        return
+    floating = all(getattr(layer.weight, "act_quant_kwargs", None) is None for layer in layers)
+    named = model.named_parameters()
+    adapters = any("lora_" in name and tensor.requires_grad for name, tensor in named)
+    if use == "training" and adapters and floating and not packed:
+        return
+    raise RuntimeError(f"{len(layers)} modules of this model are int8: {_REFUSALS[use]}")
 
 
 def save(model: nn.Module, path: str | Path) -> None:
