@@ -10,6 +10,8 @@ import re
 from helpers.core import files
 
 KNOWN = json.loads((files.DATA / "device_errors.json").read_text(encoding="utf-8"))
+# PyTorch ends each CUDA error, whatever its cause, with this hint.
+HINT = r"Compile with .TORCH_USE_\w+. to enable device-side assertions"
 DEVICE = r"(?:cpu|gpu|cuda|mps|meta|xpu)(?::\d+)?"
 
 
@@ -30,13 +32,15 @@ def which_side_stayed(argument: str, at: str, rest: str) -> str:
 def explain(error: BaseException | str) -> str:
     """Return what a device error means and what to do, or that it is not known here."""
     text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+    text = re.sub(HINT, "", text)
     for wording in KNOWN["two devices"]:
         pattern = wording.replace("AT", f"(?P<at>{DEVICE})").replace("REST", f"(?P<rest>{DEVICE})")
         found = re.search(pattern, text, re.DOTALL)
         if found and found["at"] != found["rest"]:
             argument, at, rest = (found["arg"] or "").lower(), found["at"], found["rest"]
             what = repr(argument) if argument else "a tensor"
-            stayed = which_side_stayed(argument, at, rest)
+            # A product of batches has no weight: both sides were computed from the inputs.
+            stayed = which_side_stayed("" if "bmm" in text else argument, at, rest)
             return f"Two devices in one operation: {what} is on {at}, the rest on {rest}. {stayed}"
     for row in KNOWN["other"]:
         if re.search(row["says"], text, re.IGNORECASE | re.DOTALL):
