@@ -48,10 +48,10 @@ def buffer(persistent):
         (module(buffer(False)), "correct"),
         (module(buffer(True)), "state dict"),
         (module(plain), "scale stayed behind"),
-        (module(parameter(True)), "would train it"),
-        (module(parameter(False)), "a buffer says what it is"),
+        (module(parameter(True)), "a buffer is neither"),
+        (module(parameter(False)), "a buffer is neither"),
         (type("Own", (module(plain),), {"to": moves_itself}), "scale stayed"),
-        (module(lambda self, scale: setattr(self, "scale", 0.5)), "keep scale as a tensor"),
+        (module(lambda self, scale: setattr(self, "scale", 0.5)), "should stay a tensor"),
         (module(buffer(False), value=2.0), "no longer computes"),
         (module(buffer(False))(), "the class itself"),
     ],
@@ -95,41 +95,13 @@ def move_and(**changes):
         (placement.move, "correct"),
         (only_dicts, "a BatchEncoding is a UserDict"),
         (in_place, "works in place"),
-        (overwrites, "has been changed"),
+        (overwrites, "has changed"),
         (lambda thing, device: copy.copy(thing), "is still on cpu"),
-        (lambda thing, device: None, "it returned None"),
+        (lambda thing, device: None, "it raised AttributeError"),
         (move_and(name="meta"), "come back as they are"),
-        (move_and(pair=[]), "'pair' came back as something else: []"),
-        (move_and(encodings=[{}]), "BatchEncoding in the list came"),
+        (move_and(pair=[]), "came back as others"),
+        (move_and(encodings=[{}]), "should be a BatchEncoding on meta"),
     ],
 )
 def test_exercise_2(answer, verdict, said):
     assert verdict in said(exercises.check_01_2, answer)
-
-
-def after(model, device):
-    return torch.optim.AdamW(model.to(device).parameters(), lr=0.1)
-
-
-def before(model, device):
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    model.to(device)
-    return optimizer
-
-
-@pytest.mark.parametrize(
-    ("answer", "verdict"),
-    [
-        (after, "correct"),
-        (before, "built before the move"),
-        (
-            lambda model, device: torch.optim.SGD(model.parameters()),
-            "not moved: it is still on cpu",
-        ),
-        (lambda model, device: model.to(device), "not Linear"),
-        (lambda model, device: torch.optim.SGD([model.to(device).weight], lr=0.1), "left some"),
-        (lambda model, device: torch.optim.SGD(model.to(device).parameters(), lr=0.0), "left some"),
-    ],
-)
-def test_exercise_3(answer, verdict, said):
-    assert verdict in said(exercises.check_01_3, answer)

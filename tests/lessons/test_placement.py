@@ -1,12 +1,10 @@
 """placement on tiny models, with the meta device as the second device that every machine has."""
 
 import collections
-import copy
 import dataclasses
 import warnings
 from pathlib import Path
 
-from helpers.core import machine
 from helpers.lessons import device_errors, placement
 from helpers.recipes import device_placement
 
@@ -117,68 +115,38 @@ def test_device_that_is_there(spec, counts, expected):
 
 
 @pytest.mark.parametrize(
-    ("count", "spec"), [(0, "cuda:3"), (1, "cuda:3"), (2, "cuda:3"), (0, 0), (0, "cuda"), (2, 2)]
+    ("counts", "spec"),
+    [
+        *[(NO_GPU, spec) for spec in ("cuda:3", "cuda", 0, "mps", torch.device("mps"))],
+        *[(ONE, "cuda:3"), (TWO, "cuda:3"), (TWO, 2), (TWO, "mps"), (MAC, "mps:1"), (MAC, "cuda")],
+    ],
 )
-def test_case_10_ordinals(count, spec, monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+def test_case_10_ordinals(counts, spec):
+    kind = "mps" if "mps" in str(spec) else "cuda"
     with pytest.raises(RuntimeError) as caught:
-        placement.resolve_device(spec, counts={"cuda": count})
-    text = str(caught.value)
-    assert f"sees {count} CUDA device" in text
-    assert repr(spec) in text
-    assert "'2,3'" in text
-    assert "renumbered from 0" in text
-    assert "before torch starts" in text
-    if count == 2:
-        assert "'cuda:0' to 'cuda:1'" in text
+        placement.resolve_device(spec, counts=counts)
+    assert f"{spec!r} was asked for" in str(caught.value)
+    assert f"sees {counts.get(kind, 0)} {kind} device" in str(caught.value)
+    assert ("renumbered from 0" in str(caught.value)) == (kind == "cuda")
 
 
 def test_case_10_counts_come_from_torch(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert placement.resolve_device("cuda:1") == torch.device("cuda:1")
-    with pytest.raises(RuntimeError, match=r"sees 2 CUDA device.*CUDA_VISIBLE_DEVICES is not set"):
+    with pytest.raises(RuntimeError, match=r"sees 2 cuda device.*CUDA_VISIBLE_DEVICES"):
         placement.resolve_device("cuda:2")
 
 
-@pytest.mark.parametrize(
-    ("spec", "likely"),
-    [
-        ("gpu", "cuda"),
-        ("GPU:1", "cuda:1"),
-        ("CUDA:0", "cuda:0"),
-        ("cuda: 0", "cuda:0"),
-        ("0", "cuda:0"),
-        ("Cpu", "cpu"),
-        ("cuda:", "cuda"),
-        ("cuda0", "cuda:0"),
-        ("cpu:1", "cpu"),
-        ("AUTO", "auto"),
-        ("MPS", "mps"),
-    ],
-)
-def test_case_11_near_misses(spec, likely):
-    with pytest.raises(ValueError, match=f"did you mean '{likely}'") as caught:
-        placement.resolve_device(spec, counts=TWO)
-    assert placement.ACCEPTED in str(caught.value)
-    assert placement.resolve_device(likely, counts={"cuda": 2, "mps": 1})  # the hint works
-
-
-JUNK_NAMES = ["", " ", "cuda:", "cuda:-1", "cuda:1.0", "cpu:1", "tpu", "cuda:0 ", "\u0663"]
+NEAR = ["gpu", "GPU:1", "CUDA:0", "cuda: 0", "0", "Cpu", "cuda:", "cuda0", "cpu:1", "AUTO", "MPS"]
+JUNK_NAMES = ["", " ", "cuda:-1", "cuda:1.0", "tpu", "cuda:0 ", "\u0663"]
 JUNK = [b"cpu", -2, True, False, 0.0, None, ["cuda"], object(), torch.ones(1)]
 
 
-@pytest.mark.parametrize("spec", [*JUNK_NAMES, *JUNK])
-def test_junk_names_no_device(spec):
+@pytest.mark.parametrize("spec", [*NEAR, *JUNK_NAMES, *JUNK])
+def test_case_11_names_of_no_device(spec):
     with pytest.raises(ValueError, match=r"is not the name of a device.*Accepted: 'auto', 'cpu'"):
         placement.resolve_device(spec, counts=TWO)
-
-
-@pytest.mark.parametrize("spec", ["mps", "mps:1", torch.device("mps")])
-def test_explicit_mps_never_falls_back(spec):
-    with pytest.raises(RuntimeError, match="MPS devices"):
-        placement.resolve_device(spec, counts=MAC if spec == "mps:1" else ONE)
 
 
 def test_the_recipes_device_is_the_one_that_its_tensors_name():
@@ -223,11 +191,6 @@ def test_tied_tensors_count_once(tiny_model):
     assert tied.bytes == 0
     assert tied.note == "shares memory with bert.embeddings.word_embeddings.weight"
     assert table.bytes[table.kind == "parameter"].sum() == sum(p.nbytes for p in model.parameters())
-
-
-def test_audit_of_a_lazy_layer():
-    lazy = placement.audit(nn.LazyLinear(3))
-    assert lazy[["shape", "bytes", "note"]].values.tolist() == [[(), 0, "not initialised"]] * 2
 
 
 def test_case_02_plain_attributes_are_found():
@@ -300,41 +263,25 @@ def test_case_06_to_without_assignment(thing, in_place, has_to):
 
 def test_case_06_move_knows_every_container():
     Pair = collections.namedtuple("Pair", "left right")
-
-    @dataclasses.dataclass(frozen=True)
-    class Item:
-        ids: torch.Tensor
-        label: str
-
     t = torch.ones
     batch = {
         "encodings": [inputs(), inputs()],
         "pair": Pair(t(1), None),
         "nested": (t(2), [t(3), {"x": t(4)}]),
         "output": BaseModelOutput(last_hidden_state=t(1, 2, 4)),
-        "item": Item(t(1), "kept"),
         "ordered": collections.OrderedDict(b=t(1), a=t(1)),
-        "set": {t(1)},
         "text": "cuda",
-        "number": 3,
         "none": None,
     }
     moved = placement.move(batch, "meta")
     assert placement.left_behind(moved, "meta") == []
     assert moved["output"].last_hidden_state is moved["output"]["last_hidden_state"]
     assert isinstance(moved["encodings"][0], BatchEncoding)
-    for name in ("pair", "nested", "output", "item", "ordered", "set"):
-        assert type(moved[name]) is type(batch[name])
-    assert (moved["pair"].right, moved["item"].label) == (None, "kept")
-    assert (moved["text"], moved["number"], moved["none"]) == ("cuda", 3, None)
+    assert {key: type(value) for key, value in moved.items()} == {
+        key: type(value) for key, value in batch.items()
+    }
+    assert (moved["pair"].right, moved["text"]) == (None, "cuda")
     assert placement.left_behind(batch, "cpu") == []  # the old one stays as it was
-
-
-def test_case_06_objects_are_moved_as_copies():
-    cache = DynamicCache()
-    cache.update(torch.ones(1, 1, 2, 2), torch.ones(1, 1, 2, 2), 0)
-    assert placement.move(cache, "meta").layers[0].keys.device == META
-    assert cache.layers[0].keys.device == CPU
 
 
 def test_move_of_a_tokenizer_result_keeps_its_methods():
@@ -346,16 +293,13 @@ def test_move_warns_about_what_stays(tiny_bert):
     with pytest.warns(UserWarning, match=r"stayed behind.*table.*register_buffer"):
         moved = placement.move(Scaled(), "meta")
     assert moved.linear.weight.device == META
+    cache = DynamicCache()
+    cache.update(torch.ones(1, 1, 2, 2), torch.ones(1, 1, 2, 2), 0)
+    with pytest.warns(UserWarning, match=r"stayed behind.*: layers\[0\]\.keys, layers"):
+        placement.move(cache, "meta")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         placement.move(tiny_bert(), "meta")
-
-
-def test_move_refuses_optimizers_and_absent_devices():
-    with pytest.raises(TypeError, match="then build the optimizer"):
-        placement.move(torch.optim.SGD(nn.Linear(1, 1).parameters()), "cpu")
-    with pytest.raises(ValueError, match="did you mean 'cuda'"):
-        placement.move(torch.ones(1), "gpu")
 
 
 def test_case_08_tensors_without_data_are_named(tiny_bert):
@@ -415,49 +359,23 @@ def test_case_04_which_side_did_not_move(tiny_bert):
         placement.check_call(nn.Linear(2, 2), torch.ones(2, device="meta"))
 
 
-def test_case_84_first_call_names_the_device(capsys, monkeypatch, tiny_bert):
-    model = tiny_bert()
-    first = placement.call(model, inputs())
-    again = placement.call(model, inputs())
-    assert capsys.readouterr().out == "BertModel computes on cpu\n"
-    assert torch.equal(first.pooler_output, again.pooler_output)
-    monkeypatch.setattr(machine, "devices", lambda: ["cuda:0", "cpu"])
-    placement.call(tiny_bert(), inputs())
-    assert "cpu, while cuda:0 stands idle: model.to('cuda:0')" in capsys.readouterr().out
-    assert placement.call(nn.Linear(2, 2), torch.ones(1, 2)).shape == (1, 2)
-
-
 # The optimizer
 
 
-def test_case_39_optimizer_before_the_move():
+def test_case_39_the_optimizer_comes_after_the_move():
     model = nn.Linear(4, 4)
     early = torch.optim.AdamW(model.parameters())
-    placement.check_optimizer(early, model)
-    model.to("meta")  # PyTorch makes new parameters there; on CUDA it keeps them
-    with pytest.raises(RuntimeError, match="only then build the optimizer"):
-        placement.check_optimizer(early, model)
-    placement.check_optimizer(torch.optim.AdamW(model.parameters()), model)
-
-
-def test_case_39_state_on_another_device():
-    model = nn.Linear(4, 4)
-    optimizer = torch.optim.AdamW(model.parameters())
     model(torch.ones(1, 4)).sum().backward()
-    optimizer.step()
-    placement.check_optimizer(optimizer, model)
-    saved = copy.deepcopy(optimizer.state_dict())
-    optimizer.state[model.bias]["exp_avg"] = torch.zeros(4, device="meta")
-    with pytest.raises(RuntimeError, match="'exp_avg' of bias is on meta, the parameter on cpu"):
-        placement.check_optimizer(optimizer, model)
-    optimizer.load_state_dict(saved)
-    placement.check_optimizer(optimizer, model)
-
-
-def test_optimizer_of_a_part_is_fine(tiny_bert):
-    model, head = tiny_bert(), nn.Linear(32, 2)
-    placement.check_optimizer(torch.optim.SGD(model.pooler.parameters()), model)
-    placement.check_optimizer(torch.optim.SGD([*model.parameters(), *head.parameters()]), model)
+    early.step()
+    with pytest.raises(TypeError, match="then build the optimizer"):
+        placement.move(early, "meta")
+    placement.move(model, "meta")
+    assert early.param_groups[0]["params"][0] is not model.weight  # on CUDA it is, elsewhere not
+    assert early.state[early.param_groups[0]["params"][0]]["exp_avg"].device == CPU
+    late = torch.optim.AdamW(model.parameters())
+    late.load_state_dict(early.state_dict())
+    assert late.param_groups[0]["params"][0] is model.weight
+    assert late.state[model.weight]["exp_avg"].device == META
 
 
 # Reading errors

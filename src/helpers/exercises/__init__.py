@@ -9,12 +9,11 @@ import functools
 import importlib
 import re
 from collections.abc import Callable
-from typing import Any, get_origin
+from typing import Any
 
 
 def exercise(find_fault: Callable[..., str | None]) -> Callable[..., None]:
     """Make a check of a function that returns what is wrong with an answer, or None."""
-    wants_function = get_origin(find_fault.__annotations__["answer"]) is Callable
 
     @functools.wraps(find_fault)
     def check(answer: Any, *context: Any) -> None:
@@ -22,11 +21,7 @@ def exercise(find_fault: Callable[..., str | None]) -> Callable[..., None]:
             print("not answered yet")
             return
         try:
-            if wants_function and not callable(answer):
-                kind = type(answer).__name__
-                fault = f"it should be a function, named without brackets, not a {kind}"
-            else:
-                fault = find_fault(answer, *context)
+            fault = find_fault(answer, *context)
         except Exception as error:  # whatever a learner's code may raise
             fault = f"it raised {type(error).__name__}: {str(error).strip() or 'no message'}"
         print("correct" if fault is None else f"not quite, because {fault}")

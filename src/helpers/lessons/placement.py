@@ -5,26 +5,26 @@ never a global variable or another model.
 """
 
 import copy
-import os
 import re
 import warnings
 from collections import UserDict
 from typing import Any
 
 from helpers.core import tensors
-from helpers.core.cuda import cuda_status
 from helpers.lessons.device_errors import which_side_stayed
-from helpers.models.inspection import announce_device
 from helpers.recipes.device_placement import move_to
 
 import pandas as pd
 import torch
 from torch import nn
-from torch.nn.parameter import is_lazy
 
 ACCEPTED = (
     "'auto', 'cpu', 'cuda', 'cuda:0', 'cuda:1', ..., 'mps', 'meta', a torch.device, 0, 1, ... "
     "(a GPU) or -1 (cpu)"
+)
+RENUMBERED = (
+    "; those that CUDA_VISIBLE_DEVICES makes visible are renumbered from 0, whatever nvidia-smi "
+    "calls them, and it counts only when set before torch starts CUDA"
 )
 
 
@@ -48,41 +48,18 @@ def resolve_device(spec: Any = "auto", *, counts: dict[str, int] | None = None) 
         name = "cpu" if spec == -1 else f"cuda:{spec}"
     found = re.fullmatch(r"(auto|cpu|meta)|(cuda|mps)(?::(\d+))?", name, re.ASCII)
     if not found:
-        raise ValueError(
-            f"{spec!r} is not the name of a device{_likely(spec)}. Accepted: {ACCEPTED}."
-        )
+        raise ValueError(f"{spec!r} is not the name of a device. Accepted: {ACCEPTED}.")
     kind, index = found[2] or found[1], int(found[3] or 0)
     if kind == "auto":
         kind = next((best for best in ("cuda", "mps") if counts.get(best)), "cpu")
     if kind in ("cpu", "meta"):
         return torch.device(kind)
     if index >= counts.get(kind, 0):
-        raise RuntimeError(_absent(spec, kind, counts.get(kind, 0)))
+        raise RuntimeError(
+            f"{spec!r} was asked for, but this process sees {counts.get(kind, 0)} {kind} "
+            f"device(s){RENUMBERED if kind == 'cuda' else ''}."
+        )
     return torch.device(kind, index)
-
-
-def _likely(spec: Any) -> str:
-    """Return a hint for names such as "gpu", "CUDA:0" and "cuda: 0"."""
-    plain = re.sub(r"\s", "", str(spec)).lower().replace("gpu", "cuda")
-    found = re.fullmatch(r"(cpu|meta|auto|cuda|mps)?:?(\d*)", plain, re.ASCII)
-    if not found or not plain:
-        return ""
-    kind = found[1] or "cuda"
-    name = f"{kind}:{found[2]}" if found[2] and kind in ("cuda", "mps") else kind
-    return f" (did you mean {name!r}?)"
-
-
-def _absent(spec: Any, kind: str, there: int) -> str:
-    if kind == "mps":
-        return f"{spec!r} was asked for; this process sees {there} MPS devices (a Mac has one)."
-    mask = os.environ.get("CUDA_VISIBLE_DEVICES")
-    why = f"use 'cuda:0' to 'cuda:{there - 1}'" if there else cuda_status().reason.rstrip(".")
-    return (
-        f"{spec!r} was asked for, but this process sees {there} CUDA device(s): {why}. "
-        f"CUDA_VISIBLE_DEVICES is {'not set' if mask is None else repr(mask)}; the GPUs it makes "
-        "visible are renumbered from 0, whatever nvidia-smi calls them, and it counts only when "
-        "set before torch starts CUDA."
-    )
 
 
 def audit(model: nn.Module) -> pd.DataFrame:
@@ -97,13 +74,11 @@ def audit(model: nn.Module) -> pd.DataFrame:
             "stays behind": kind == "plain attribute",
             f"shares memory with {owner}": owner != name,
             "no data": tensor.is_meta,
-            "not initialised": is_lazy(tensor),
         }
         note = ", ".join(text for text, holds in notes.items() if holds)
-        shape = () if is_lazy(tensor) else tuple(tensor.shape)
         dtype = str(tensor.dtype).removeprefix("torch.")
         size = tensors.nbytes(tensor) if owner == name else 0
-        rows.append((name, kind, str(tensor.device), dtype, shape, size, note))
+        rows.append((name, kind, str(tensor.device), dtype, tuple(tensor.shape), size, note))
     return pd.DataFrame(rows, columns=["name", "kind", "device", "dtype", "shape", "bytes", "note"])
 
 
@@ -132,8 +107,8 @@ def device_of(model: nn.Module) -> torch.device:
 def move(obj: Any, device: Any) -> Any:
     """Return a value with every tensor in it on a device; use what is returned.
 
-    Modules move in place, as in PyTorch. Tensors, containers and objects that hold tensors come
-    back as new ones. A warning names what stays behind, such as a module's plain attributes.
+    Modules move in place, as in PyTorch. Tensors, dicts, lists and tuples come back as new ones.
+    A warning names what stays behind: a module's plain attributes, tensors in other objects.
 
     Raises:
         RuntimeError: For tensors without data, before anything moved.
@@ -150,7 +125,7 @@ def move(obj: Any, device: Any) -> Any:
     new = _moved(obj, target)
     if behind := left_behind(new, target):
         text = f"stayed behind, being neither parameter nor buffer: {', '.join(behind)}"
-        warnings.warn(f"{text}; use register_buffer()", stacklevel=2)
+        warnings.warn(f"{text}; a module's need register_buffer()", stacklevel=2)
     return new
 
 
@@ -159,19 +134,15 @@ def _moved(obj: Any, target: torch.device) -> Any:
         raise TypeError("move the model, then build the optimizer, then load its state")
     if isinstance(obj, nn.Module | torch.Tensor):
         return move_to(obj, target)
-    if isinstance(obj, tuple | frozenset | set):
+    if isinstance(obj, list | tuple):
         parts = [_moved(part, target) for part in obj]
         return obj._make(parts) if hasattr(obj, "_make") else type(obj)(parts)
-    if next(tensors.walk(obj), None) is None:
-        return obj
-    new = copy.copy(obj)
-    if isinstance(obj, list | dict | UserDict):  # a ModelOutput's attributes follow its items
-        for key in range(len(obj)) if isinstance(obj, list) else obj:
-            new[key] = _moved(obj[key], target)
-    else:  # dataclasses, caches and other objects with tensors
-        for key, part in vars(obj).items():
-            object.__setattr__(new, key, _moved(part, target))
-    return new
+    if isinstance(obj, dict | UserDict):
+        new = copy.copy(obj)
+        for key, part in obj.items():
+            new[key] = _moved(part, target)
+        return new
+    return obj
 
 
 def check_call(model: nn.Module, inputs: Any) -> torch.device:
@@ -192,40 +163,3 @@ def check_call(model: nn.Module, inputs: Any) -> torch.device:
         name = next(iter(model.state_dict()))
         raise RuntimeError(f"{strays}; the model's {name!r} is on {device}. {side}")
     return device
-
-
-def call(model: nn.Module, inputs: Any) -> Any:
-    """Run a model on inputs moved to its device: a mapping of arguments, or one value.
-
-    The first call of each model prints the device, and a better one that stands idle.
-    """
-    device = device_of(model)
-    announce_device(model, device)
-    inputs = move(inputs, device)
-    return model(**inputs) if isinstance(inputs, dict | UserDict) else model(inputs)
-
-
-def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
-    """Check that an optimizer, built before a move, still belongs to a model.
-
-    Raises:
-        RuntimeError: If it updates tensors that the model no longer uses, or keeps its state on
-            another device than the parameter.
-    """
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    if held - set(names) and set(names) - held:
-        raise RuntimeError(
-            "the optimizer updates tensors that the model no longer uses, so training would "
-            "change nothing: load the model, move it, and only then build the optimizer"
-        )
-    for parameter, state in optimizer.state.items():
-        for key, value in state.items():
-            # Adam's step counter has no dimension and may stay on the CPU.
-            if isinstance(value, torch.Tensor) and value.dim() and value.device != parameter.device:
-                name = names.get(id(parameter), "a parameter")
-                raise RuntimeError(
-                    f"{key!r} of {name} is on {value.device}, the parameter on "
-                    f"{parameter.device}: build the optimizer after the move, then "
-                    "load_state_dict() moves its state"
-                )
