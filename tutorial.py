@@ -59,6 +59,17 @@ FAILURES = (
         "folder is yours to write in, and run this again.",
     ),
     (
+        r"CERTIFICATE_VERIFY_FAILED|certificate verify failed",
+        "The package index showed a certificate that Python does not know, as where an office's "
+        "proxy looks into the traffic. Ask for the proxy's certificate as a file, then "
+        "`pip config set global.cert FILE`, and run this again.",
+    ),
+    (
+        r"enable-long-paths|WinError 206\b|filename or extension is too long",
+        "A path became longer than the 260 characters that Windows allows. Move this folder near "
+        "to the drive's root (C:\\bert), or switch on long paths, and run this again.",
+    ),
+    (
         r"NewConnection|NameResol|name resolution|Failed to resolve|getaddrinfo|ConnectTimeout"
         r"|ReadTimeout|timed out|Network is unreachable|ProxyError|SSLError|RemoteDisconnected"
         r"|Connection (reset|aborted)|IncompleteRead",

@@ -383,6 +383,10 @@ def test_system_errors_become_sentences(tutorial, monkeypatch, tmp_path, capsys,
          "ERROR: Could not find a version that satisfies the requirement torch\n"
          "ERROR: No matching distribution found for torch==2.13.0", "Check the network"),
         ("[Errno 11001] getaddrinfo failed", "Check the network"),
+        ("SSLError(SSLCertVerificationError(1, '[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify"
+         " failed')) - skipping\nERROR: No matching distribution found for torch", "global.cert"),
+        ("ERROR: Could not install packages due to an OSError: [Errno 2] No such file\n"
+         "HINT: see https://pip.pypa.io/warnings/enable-long-paths", "260 characters"),
         ("No matching distribution found for torch==2.13.0", "does not exist for this machine"),
         ("ERROR: OSError: [Errno 28] No space left on device", "disk is full"),
         ("ERROR: OSError: [WinError 5] Access is denied", "still uses .venv"),
