@@ -1,10 +1,11 @@
-"""The loss is its formula, students are true copies, teachers stay as they are, runs go on."""
+"""The loss is its formula, students are true copies, and teachers stay as they are."""
 
 import copy
 import math
 
 from helpers.lessons import distillation, quantize_torch, students, training
 from helpers.models import inspection
+from helpers.recipes.distill import cut_student
 
 import numpy as np
 import pandas as pd
@@ -171,61 +172,18 @@ def test_what_does_not_belong_together_is_refused(shapes, options, words):
         LOSS(*map(torch.zeros, shapes), **options)
 
 
-@pytest.mark.parametrize("layers", [[0, 3], [3, 0], [2], [1, 1], (0, 1, 2, 3), range(2)])
-def test_a_student_holds_true_copies_of_the_layers_it_was_given(layers):
-    teacher = classifier()
-    model, copied = students.make_student(teacher, layers)
-    old, new = teacher.state_dict(), model.state_dict()
-    assert copied.keys() == new.keys()
-    assert model.config.num_hidden_layers == len(layers) == len(model.bert.encoder.layer)
-    for name, source in copied.items():
-        assert torch.equal(new[name], old[source])
-        assert new[name].data_ptr() != old[source].data_ptr()
-    for place, layer in enumerate(layers):
-        name = f"bert.encoder.layer.{place}.output.dense.weight"
-        assert copied[name] == f"bert.encoder.layer.{layer}.output.dense.weight"
-    assert teacher.config.num_hidden_layers == 4
-    assert not model.training
-
-
-def test_all_layers_make_the_teacher_again_and_training_a_student_leaves_it_alone():
-    teacher = classifier()
-    model, _ = students.make_student(teacher, range(4))
-    ids = torch.arange(5, 25).reshape(2, 10)
+@pytest.mark.parametrize("layers", [[0, 3], [3, 0], [2], [1, 1], range(4)])
+def test_a_student_computes_with_copies_of_the_layers_it_was_given(layers):
+    teacher, ids = classifier(), torch.arange(5, 25).reshape(2, 10)
+    student = cut_student(teacher, layers).eval()
+    whole = copy.deepcopy(teacher)
+    whole.bert.encoder.layer = nn.ModuleList(whole.bert.encoder.layer[layer] for layer in layers)
     with torch.no_grad():
-        assert torch.equal(model(ids).logits, teacher(ids).logits)
+        assert torch.equal(student(ids).logits, whole(ids).logits)
         before = teacher(ids).logits
-        for parameter in model.parameters():
+        for parameter in student.parameters():
             parameter.zero_()
         assert torch.equal(teacher(ids).logits, before)
-
-
-def test_from_scratch_nothing_is_copied_and_any_size_may_change():
-    torch.manual_seed(5)
-    drawn = torch.get_rng_state()
-    one, copied = students.make_student(classifier(), None, hidden_size=16, num_hidden_layers=1)
-    two, _ = students.make_student(classifier(), None, hidden_size=16, num_hidden_layers=1)
-    assert copied == {}
-    assert one.config.hidden_size == 16
-    assert one.config.id2label == {0: "negative", 1: "positive"}
-    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
-    torch.manual_seed(5)
-    assert torch.equal(torch.get_rng_state(), drawn)
-
-
-@pytest.mark.parametrize(
-    ("layers", "changes", "words"),
-    [
-        ([4], {}, "0 to 3"),
-        ([-1], {}, "0 to 3"),
-        ([], {}, "one or more"),
-        ([0], {"hidden_size": 16}, "no sizes"),
-        (None, {"hidden_sise": 16}, "no setting hidden_sise"),
-    ],
-)
-def test_a_student_that_cannot_be_cut_is_refused(layers, changes, words):
-    with pytest.raises(ValueError, match=words):
-        students.make_student(classifier(), layers, **changes)
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
@@ -316,10 +274,11 @@ def test_case_75_kept_logits_are_used_only_for_the_same_text_and_teacher(
         inspection, "predict", lambda m, t, texts: asked.append(list(texts)) or real(m, t, texts)
     )
     three = ["good", "bad film", "plot"]
-    distillation.teacher_logits(teacher, tokenizer, [1, 2], ["good", "bad"], file)
-    distillation.teacher_logits(teacher, tokenizer, [2, 1], ["bad", "good"], file)
+    many = [*three, *"abcdefghijklmnopqrstuvwxyz"]
+    distillation.teacher_logits(teacher, tokenizer, range(29), many, file)
+    distillation.teacher_logits(teacher, tokenizer, range(29), many, file)
     distillation.teacher_logits(teacher, tokenizer, [1, 2, 3], three, file)
-    assert asked == [["good", "bad"], ["bad", "good"], three[:1], three[1:]]  # two are probes
+    assert asked == [many, many[::4], three]  # eight are probes; the last have other ids
     with torch.no_grad():
         teacher.classifier.bias.add_(0.01)
     again = distillation.teacher_logits(teacher, tokenizer, [1, 2, 3], three, file)
@@ -328,14 +287,8 @@ def test_case_75_kept_logits_are_used_only_for_the_same_text_and_teacher(
     assert [path.name for path in tmp_path.iterdir()] == ["teacher.safetensors"]
 
 
-@pytest.mark.parametrize(("ids", "texts"), [([1, 1], ["a", "b"]), ([1, "1"], ["a", "b"])])
-def test_case_75_an_id_for_two_texts_is_refused(tokenizer, ids, texts):
-    with pytest.raises(ValueError, match="id of its own"):
-        distillation.teacher_logits(classifier(), tokenizer, ids, texts)
-
-
 def test_a_pair_is_compared_before_anything_is_trained(tokenizer, tiny_tokenizer, examples):
-    teacher, student = classifier(), students.make_student(classifier(), [0])[0]
+    teacher, student = classifier(), cut_student(classifier(), [0])
     with pytest.raises(ValueError, match=r"37 tokens.*36"):
         distillation.check_pair(teacher, student, tiny_tokenizer(*WORDS, "extra"))
     before = copy.deepcopy(student.state_dict())
@@ -355,7 +308,7 @@ def test_case_73_only_the_student_learns_and_the_teacher_is_the_same_bit_for_bit
 ):
     teacher = classifier().train()
     before = copy.deepcopy(teacher.state_dict())
-    student, _ = students.make_student(teacher, [0, 3])
+    student = cut_student(teacher, [0, 3])
     start = copy.deepcopy(student.state_dict())
     losses = distillation.distill(
         student, teacher, tokenizer, examples, label_weight=0.3, epochs=20, lr=2e-3, batch_size=8
@@ -371,7 +324,7 @@ def test_case_73_only_the_student_learns_and_the_teacher_is_the_same_bit_for_bit
 
 def test_distilling_pulls_the_students_logits_to_the_teachers(tokenizer, examples):
     teacher = classifier()
-    student, _ = students.make_student(teacher, [0])
+    student = cut_student(teacher, [0])
     texts = examples["text"].tolist()
     wanted = inspection.predict(teacher, tokenizer, texts)
 
@@ -397,37 +350,6 @@ def test_case_75_targets_follow_the_rows_of_every_shuffled_batch(tokenizer, exam
     assert seen[:5] != seen[5:]
 
 
-def trained(tokenizer, examples, **options):
-    student, _ = students.make_student(classifier(), [0])
-    losses = distillation.distill(
-        student, classifier(), tokenizer, examples, epochs=3, batch_size=8, **options
-    )
-    return losses, student
-
-
-def test_the_progress_bar_shows_unless_progress_bars_are_off(
-    tokenizer, examples, capsys, monkeypatch
-):
-    trained(tokenizer, examples, quiet=False)
-    assert "training" in capsys.readouterr().err
-    monkeypatch.setattr(training, "are_progress_bars_disabled", lambda: True)
-    trained(tokenizer, examples)
-    assert capsys.readouterr().err == ""
-
-
-def test_case_75_logits_of_two_teachers_are_not_mixed(tokenizer, examples, tmp_path):
-    """One teacher kept the first texts, another the rest: the file gets the second one's."""
-    file = tmp_path / "logits.safetensors"
-    ids, texts = examples["id"].tolist(), examples["text"].tolist()
-    first, second = classifier(), classifier()
-    with torch.no_grad():
-        second.classifier.bias += 1
-    distillation.teacher_logits(first, tokenizer, ids[:2], texts[:2], file)
-    distillation.teacher_logits(second, tokenizer, ids[2:], texts[2:], file)
-    found = distillation.teacher_logits(second, tokenizer, ids, texts, file)
-    assert torch.allclose(found, inspection.predict(second, tokenizer, texts), atol=1e-5)
-
-
 def test_a_loss_that_is_not_finite_ends_the_training(tokenizer, examples):
     with pytest.raises(FloatingPointError, match="loss of step 2 is nan"):
         distillation.distill(classifier(), classifier(), tokenizer, examples, lr=1e30, batch_size=8)
@@ -440,12 +362,10 @@ def test_a_loss_that_is_not_finite_ends_the_training(tokenizer, examples):
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
-def test_a_student_keeps_dtype_and_frozen_layers(tokenizer):
+def test_reading_the_first_token_keeps_dtype_and_frozen_layers():
     teacher = classifier().to(torch.bfloat16).requires_grad_(False)
-    student, _ = students.make_student(teacher, [0])
-    assert student.dtype == torch.bfloat16
-    frozen = students.read_first_token(teacher)
-    assert not any(parameter.requires_grad for parameter in frozen.parameters())
+    layer = students.read_first_token(teacher).bert.encoder.layer[-1]
+    assert {(p.dtype, p.requires_grad) for p in layer.parameters()} == {(torch.bfloat16, False)}
 
 
 def adapted():
@@ -478,18 +398,7 @@ def test_only_plain_classifiers_read_their_first_token(make):
         students.read_first_token(make())
 
 
-class Anything(nn.Module):
-    """A wrapper whose forward names nothing."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.model = model
-
-    def forward(self, *args, **inputs):
-        return self.model(*args, **inputs)
-
-
-def test_case_78_wrappers_are_looked_into_or_refused(tokenizer):
+def test_case_78_wrappers_are_looked_into(tokenizer):
     pair, model = tokenizer(["good film"], ["bad plot"], return_tensors="pt"), classifier()
     for wrapped in (
         nn.DataParallel(model),
@@ -502,8 +411,6 @@ def test_case_78_wrappers_are_looked_into_or_refused(tokenizer):
     texts = ["good", "bad film"]
     logits = inspection.predict(nn.DataParallel(model), tokenizer, texts)
     assert torch.equal(logits, inspection.predict(model, tokenizer, texts))
-    with pytest.raises(ValueError, match=r"Anything\.forward takes none"):
-        inspection.predict(Anything(model), tokenizer, texts)
 
 
 def roberta():

@@ -83,7 +83,7 @@ def test_soft_targets():
 def test_the_recipe_makes_what_the_loader_reads(tmp_path, monkeypatch):
     few = {split: sentiment.sentences(split).head(32) for split in ("train", "test")}
     monkeypatch.setattr(sentiment, "sentences", few.get)
-    made = train.train_teacher(tmp_path, epochs=1, quiet=True)
+    made = train.train_teacher(tmp_path, epochs=1)
     again = sentiment.logits(sentiment.teacher(tmp_path), few["test"]["text"])
     assert metrics.accuracy(few["test"]["label"], again.argmax(dim=1)) == made
     fresh = sentiment.logits(sentiment.untrained(), few["test"]["text"])

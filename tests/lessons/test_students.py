@@ -26,7 +26,7 @@ def test_the_recipe_makes_what_the_loader_reads_from_the_same_teacher(tmp_path, 
     sentences = {"test": test, "train": sentiment.sentences("train")}
     monkeypatch.setattr(sentiment, "sentences", sentences.get)
     few = sentiment.transfer_texts().sample(40, random_state=0)
-    record = train.train_student("two-layers", tmp_path, few, quiet=True)
+    record = train.train_student("two-layers", tmp_path, few)
     assert record["texts"] == 40
     made = sentiment.logits(sentiment.student("two-layers", tmp_path), few["text"])
     untrained = sentiment.logits(sentiment.unfinished_student("two-layers"), few["text"])

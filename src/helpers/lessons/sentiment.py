@@ -64,9 +64,10 @@ def teacher(adapter: Path = ADAPTER):
 def unfinished_student(name: str):
     """Return what a student is trained from: layers of the teacher, the last for one token."""
     from helpers.lessons import students
+    from helpers.recipes.distill import cut_student
 
     whole = teacher()
-    model, _ = students.make_student(whole, LAYERS[name])
+    model = cut_student(whole, LAYERS[name]).eval()
     model.provenance = whole.provenance
     del whole
     gc.collect()  # peft's wrapper and the teacher refer to each other, and would stay in memory

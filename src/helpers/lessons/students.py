@@ -1,48 +1,8 @@
-"""Students of a classifier: made of its layers, with a last layer that computes one token."""
-
-import re
-from collections.abc import Sequence
-
-from helpers.models import inspection
-from helpers.recipes.distill import cut_student
+"""A last layer that computes only the token which a classifier reads (notebook 06)."""
 
 import torch
-from transformers import BertForSequenceClassification, PreTrainedModel
+from transformers import BertForSequenceClassification
 from transformers.models.bert.modeling_bert import BertAttention, BertLayer
-
-
-def make_student(
-    teacher: PreTrainedModel, layers: Sequence[int] | None, **config
-) -> tuple[PreTrainedModel, dict[str, str]]:
-    """Make a smaller model of the teacher's class, in eval mode.
-
-    Args:
-        teacher: A model of transformers whose layers are called `.layer.0.` and so on.
-        layers: The teacher's layers that become the student's 0, 1, ...; embeddings and head are
-            copied as well. None copies nothing: random weights, the same each time.
-        config: With `layers=None`, settings that differ from the teacher's, such as its sizes.
-
-    Returns:
-        The student, and what was copied: a name in it -> the name in the teacher.
-    """
-    if layers is None:
-        unknown = [name for name in config if not hasattr(teacher.config, name)]
-        if unknown:
-            raise ValueError(f"{type(teacher.config).__name__} has no setting {unknown[0]}")
-        settings = type(teacher.config)(**teacher.config.to_dict() | config)
-        with inspection.seeded():
-            student = type(teacher)(settings)
-        return student.to(teacher.device, teacher.dtype).eval(), {}
-    depth = teacher.config.num_hidden_layers
-    if config or not len(layers) or not all(0 <= layer < depth for layer in layers):
-        message = f"give one or more of the teacher's layers, 0 to {depth - 1}, and no sizes"
-        raise ValueError(f"layers {list(layers)} and {config}: {message}")
-    student = cut_student(teacher, list(layers)).to(teacher.device, teacher.dtype).eval()
-    copied, weights = {}, teacher.state_dict()
-    for name, tensor in student.state_dict().items():
-        copied[name] = re.sub(r"(?<=\.layer\.)\d+", lambda at: str(layers[int(at[0])]), name)
-        assert torch.equal(tensor, weights[copied[name]]), name
-    return student, copied
 
 
 class FirstTokenLayer(BertLayer):

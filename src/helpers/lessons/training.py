@@ -2,13 +2,12 @@
 
 from collections.abc import Callable, Iterable
 
+from helpers.core.progress import progress_bar
 from helpers.models import batching, inspection
 from helpers.recipes.distill import update, warmup_schedule
 
 import torch
-from huggingface_hub.utils import are_progress_bars_disabled
 from torch import nn
-from tqdm.auto import tqdm
 
 
 def train(
@@ -22,7 +21,6 @@ def train(
     batch_size: int = 32,
     seed: int = 0,
     after_step: Callable[[int, float], None] | None = None,
-    quiet: bool | None = None,
 ) -> list[float]:
     """Train what is trainable in a classifier with the recipe's step; return each step's loss.
 
@@ -39,16 +37,17 @@ def train(
     optimizer = torch.optim.AdamW(trained, lr=lr, weight_decay=0.01)
     schedule = warmup_schedule(optimizer, int(0.06 * len(batches)), len(batches))
     history = []
-    quiet = are_progress_bars_disabled() if quiet is None else quiet
     model.train()
     try:
-        for rows in tqdm(batches, "training", disable=quiet, leave=False):
-            value = loss(inspection.logits(model, tokenizer, encoded, rows), torch.tensor(rows))
-            if not value.isfinite():
-                raise FloatingPointError(f"the loss of step {len(history) + 1} is {float(value)}")
-            history.append(update(value, optimizer, schedule))
-            if after_step:
-                after_step(len(history), history[-1])
+        with progress_bar(len(batches), unit="step") as bar:
+            for step, rows in enumerate(batches, 1):
+                value = loss(inspection.logits(model, tokenizer, encoded, rows), torch.tensor(rows))
+                if not value.isfinite():
+                    raise FloatingPointError(f"the loss of step {step} is {float(value)}")
+                history.append(update(value, optimizer, schedule))
+                bar.update()
+                if after_step:
+                    after_step(step, history[-1])
     finally:
         model.eval()
     return history

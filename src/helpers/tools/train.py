@@ -51,7 +51,7 @@ def rating_targets(ratings):
 
 
 def train_teacher(
-    folder: Path = sentiment.ADAPTER, seed: int = 0, epochs: int = 4, quiet: bool = False
+    folder: Path = sentiment.ADAPTER, seed: int = 0, epochs: int = 4
 ) -> metrics.Accuracy:
     """Train the sentiment adapter and store it in float16 with its card; about 25 minutes.
 
@@ -73,7 +73,7 @@ def train_teacher(
     def loss(logits, picked):
         return functional.cross_entropy(logits, targets[picked])
 
-    options = {"epochs": epochs, "lr": lr, "seed": seed, "quiet": quiet}
+    options = {"epochs": epochs, "lr": lr, "seed": seed}
     training.train(model, assets.tokenizer("minilm"), rows["text"], loss, **options)
     _store(model, folder)
     logits = sentiment.logits(sentiment.teacher(folder), test["text"])
@@ -106,9 +106,7 @@ def _store(model, folder: Path) -> None:
     model.half().save_pretrained(folder, save_embedding_layers=False)
 
 
-def train_student(
-    name: str, folder: Path = sentiment.STUDENTS, examples=None, quiet: bool | None = None
-) -> dict:
+def train_student(name: str, folder: Path = sentiment.STUDENTS, examples=None) -> dict:
     """Distil one of `sentiment.LAYERS` and store it in `folder`/`name`; return its record.
 
     All parameters learn to give the teacher's logits for `examples` (default: `transfer_texts`),
@@ -124,9 +122,9 @@ def train_student(
     (folder / name).mkdir(parents=True, exist_ok=True)
     model = sentiment.unfinished_student(name)
     before = {key: parameter.detach().clone() for key, parameter in model.named_parameters()}
-    kept = {"file": folder / sentiment.TEACHER_LOGITS.name}
+    file = folder / sentiment.TEACHER_LOGITS.name
     teacher, tokenizer = sentiment.teacher(), assets.tokenizer("minilm")
-    distillation.distill(model, teacher, tokenizer, examples, quiet=quiet, **TRAINING, **kept)
+    distillation.distill(model, teacher, tokenizer, examples, file=file, **TRAINING)
     _store_change(before, model, folder / name / "change.safetensors")
     answers = sentiment.logits(sentiment.student(name, folder), test["text"]).argmax(dim=1)
     record = TRAINING | {
