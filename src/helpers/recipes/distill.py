@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel
 from transformers import get_linear_schedule_with_warmup as warmup_schedule
 
+LAYER = re.compile(r"(?<=\.layer\.|\blayers\.)\d+")  # ".layer.0." in most of the family
 OPTIONS = {"layers": "0,2,5", "epochs": 3, "lr": 2e-4, "temperature": math.inf, "label_weight": 0.0}
 
 
@@ -40,12 +41,21 @@ def distillation_loss(
 
 def cut_student(teacher: PreTrainedModel, layers: Sequence[int]) -> PreTrainedModel:
     """Return a model made of some of a teacher's layers, with its embeddings and its head."""
-    config = copy.deepcopy(teacher.config)
+    config, kept = copy.deepcopy(teacher.config), {}
     config.num_hidden_layers = len(layers)
-    student, weights = type(teacher)(config), teacher.state_dict()
-    for name, tensor in student.state_dict().items():
-        origin = re.sub(r"(?<=\.layer\.)\d+", lambda place: str(layers[int(place[0])]), name)
-        tensor.copy_(weights[origin])
+    if getattr(config, "layer_types", None):  # ModernBERT's layers attend in different ways
+        config.layer_types = [config.layer_types[layer] for layer in layers]
+    for name, tensor in teacher.state_dict().items():
+        found = LAYER.search(name)
+        for place, layer in enumerate(layers if found else ()):
+            if layer == int(found[0]):
+                kept[LAYER.sub(str(place), name)] = tensor
+        if not found:
+            kept[name] = tensor
+    if not any(LAYER.search(name) for name in kept):
+        raise ValueError("this teacher's layers share one set of weights: there is none to cut")
+    student = type(teacher)(config)
+    student.load_state_dict(kept)  # fails where a layer cannot stand in another's place
     return student
 
 
