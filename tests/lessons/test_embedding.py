@@ -207,7 +207,7 @@ def test_models_in_wrappers(kind, tiny_model, tokenizer, monkeypatch):
         (pd.DataFrame({"text": ["w1"]}), TypeError, "type DataFrame: give a list"),
         ({"a": "w1"}, TypeError, "type dict: give a list"),
         ("one text", TypeError, "type str: give a list"),
-        (["w1", "w2 \ud83d"], ValueError, "text 1 "),
+        (["w1", "w2 \ud83d"], TypeError, "TextEncodeInput"),
         (["w1", float("nan")], TypeError, "text 1 is not text but nan"),
         (["w1", ("w1", "w2")], TypeError, "text 1 is not text but"),
     ],

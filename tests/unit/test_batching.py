@@ -94,24 +94,24 @@ def test_encoded_texts_are_those_of_the_tokenizer(tokenizer, texts):
 
 
 @pytest.mark.parametrize(
-    ("texts", "error", "words"),
+    ("texts", "words"),
     [
-        ("one text", TypeError, "of type str: give a list"),
-        (b"bytes", TypeError, "of type bytes"),
-        ({"text": 1}, TypeError, "of type dict"),
-        (pd.DataFrame({"text": ["a"]}), TypeError, "one column of a table"),
-        (["good", None], TypeError, "text 1 is None: all texts must be strings"),
-        (pd.Series(["good", float("nan")]), TypeError, "text 1 is nan"),
-        ([("a", "b", "c")], TypeError, "text 0 is"),
-        ([("a", None)], TypeError, "text 0 is"),
-        (["a", ("a", "b")], TypeError, "text 1 is .* all pairs"),
-        (["a", "b\ud83d"], ValueError, "text 1 holds a lone surrogate"),
-        ([], ValueError, "there are no texts"),
+        ("one text", "of type str: give a list"),
+        (b"bytes", "of type bytes"),
+        ({"text": 1}, "of type dict"),
+        (pd.DataFrame({"text": ["a"]}), "one column of a table"),
+        ([("a", "b", "c")], "strings or pairs of strings"),
     ],
 )
-def test_items_that_are_not_texts_are_named(tokenizer, texts, error, words):
-    with pytest.raises(error, match=words):
+def test_what_would_be_taken_for_other_texts_is_refused(tokenizer, texts, words):
+    with pytest.raises(TypeError, match=words):
         encode(tokenizer, texts)
+
+
+@pytest.mark.parametrize("bad", [None, float("nan"), ("a", "b"), "b\ud83d", b"bytes"])
+def test_no_item_that_is_not_a_text_is_encoded(tokenizer, bad):
+    with pytest.raises((TypeError, ValueError)):
+        encode(tokenizer, ["good", bad])
 
 
 def test_long_texts_are_cut_and_a_limit_without_room_is_refused(tokenizer):

@@ -53,13 +53,6 @@ def test_the_picture_is_a_png_of_the_stated_size_and_the_figure_is_closed(figure
     assert not plots.plt.fignum_exists(figure.number)
 
 
-@pytest.mark.parametrize("alt", ["", "  ", None])
-def test_a_figure_without_alternative_text_is_refused(figure, alt):
-    with pytest.raises(ValueError, match="one sentence"):
-        plots.show(figure, alt)
-    plots.plt.close(figure)
-
-
 def test_show_displays_html_and_returns_nothing(figure, monkeypatch):
     import IPython.display
 

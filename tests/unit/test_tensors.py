@@ -48,8 +48,6 @@ def test_bytes_are_those_of_the_data():
     nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
     assert tensors.nbytes(torch.ones(3, 4, dtype=torch.int8, device="meta")) == 12
     assert tensors.nbytes(nested) == 5 * 4 + 3 * 8  # values and offsets
-    assert tensors.nbytes(torch.eye(10).to_sparse()) == 10 * (2 * 8 + 4)
-    assert tensors.nbytes(nn.LazyLinear(3).weight) == 0
 
 
 @pytest.mark.parametrize("size", [0, -4, True, float("nan"), float("inf"), "8", None])

@@ -28,9 +28,7 @@ def short_blocks(monkeypatch):
 
 
 def comparison_of(seconds: dict) -> timing.Comparison:
-    replies = [
-        {"arm": a, "seconds": list(t), "calls": len(t), "others": 0.0} for a, t in seconds.items()
-    ]
+    replies = [{"arm": a, "seconds": list(t), "calls": len(t)} for a, t in seconds.items()]
     return timing.Comparison(replies, None, 1)
 
 
@@ -113,12 +111,6 @@ def test_plot_says_what_it_shows(monkeypatch):
     assert shown[1] == "Three takes longer."
 
 
-def test_other_programs_are_reported(monkeypatch):
-    busy = {"arm": "a", "seconds": [1.0] * 6, "calls": 6, "others": psutil.cpu_count() - 0.5}
-    assert "so expect noise" in timing.Comparison([busy], None, 1).machine
-    assert "expect noise" not in timing.Comparison([busy | {"others": 0.1}], None, 1).machine
-
-
 # ---- equal conditions
 
 
@@ -129,20 +121,17 @@ SAME = [np.array(IDS, dtype=np.int32), torch.tensor(IDS, dtype=torch.int16), IDS
 
 
 @pytest.mark.parametrize("ids", SAME)
-def test_equal_values_of_different_types_are_accepted(short_blocks, ids):
-    inputs = {"torch": {"ids": torch.tensor(IDS)}, "other": {"ids": ids}}
-    timing.compare({name: (lambda ids: 1, given) for name, given in inputs.items()}, rounds=6)
+def test_equal_values_of_different_types_are_accepted(ids):
+    assert stopwatch.digests({"ids": ids}) == stopwatch.digests({"ids": torch.tensor(IDS)})
 
 
-def test_a_batch_encoding_is_a_mapping_and_bfloat16_is_compared(short_blocks):
+def test_a_batch_encoding_is_a_mapping_and_bfloat16_and_masks_are_compared():
     from transformers import BatchEncoding
 
-    encoding = BatchEncoding({"x": torch.ones(2, 2, dtype=torch.bfloat16), "texts": ["a", "b"]})
-    arms = {
-        "a": (lambda x, texts: 1, encoding),
-        "b": (lambda x, texts: 1, {"x": np.ones((2, 2)), "texts": ["a", "b"]}),
-    }
-    timing.compare(arms, rounds=6)
+    ones = torch.ones(2, 2, dtype=torch.bfloat16)
+    encoding = BatchEncoding({"x": ones, "mask": ones.bool(), "texts": ["a", "b"]})
+    same = {"texts": ["a", "b"], "x": np.ones((2, 2)), "mask": np.ones((2, 2), int)}
+    assert stopwatch.digests(encoding) == stopwatch.digests(same)
 
 
 @pytest.mark.parametrize(
@@ -167,11 +156,11 @@ def test_differing_inputs_are_refused_by_name(inputs, name):
 
 
 def test_differing_texts_and_nested_inputs_are_refused():
-    with pytest.raises(ValueError, match=r"input '0\.1'"):
+    with pytest.raises(ValueError, match="input '0'"):
         timing.compare({"a": (len, (["x", "y"],)), "b": (len, (["x", "z"],))})
-    with pytest.raises(ValueError, match=r"input '1\.ids'"):
+    with pytest.raises(ValueError, match="input '1'"):
         timing.compare({"a": (max, (None, {"ids": [1, 2]})), "b": (max, (None, {"ids": [1, 3]}))})
-    with pytest.raises(TypeError, match="is a object"):
+    with pytest.raises(TypeError, match="holds a object"):
         timing.compare({"a": (id, object())})
 
 
@@ -233,11 +222,10 @@ class Device:
         time.sleep(max(0.0, self.free_at - time.perf_counter()))
 
 
-def test_case_82_synchronises_before_start_and_stop_of_every_block():
+def test_case_82_synchronises_before_start_and_stop_of_every_block(monkeypatch):
     device = Device(0.02)
-    result = timing.compare(
-        {"a": (device.launch, 1), "b": (device.launch, 1)}, rounds=6, sync=device.synchronize
-    )
+    monkeypatch.setattr(machine, "synchronize", device.synchronize)
+    result = timing.compare({"a": (device.launch, 1), "b": (device.launch, 1)}, rounds=6)
     assert result.table["median ms"].between(19, 60).all()
     blocks = " ".join(device.events).split("sync")
     # sync calls sync | sync calls sync | ...: nothing between two blocks.
@@ -245,7 +233,8 @@ def test_case_82_synchronises_before_start_and_stop_of_every_block():
     assert device.events[1:3] == ["call", "call"], "the first block is the warm-up"
     assert device.events.count("sync") >= 2 * 2 * (1 + 1 + 6)
 
-    unsynchronised = timing.compare({"a": (device.launch, 1)}, rounds=6, sync=lambda: None)
+    monkeypatch.setattr(machine, "synchronize", lambda: None)
+    unsynchronised = timing.compare({"a": (device.launch, 1)}, rounds=6)
     assert unsynchronised.table["median ms"][0] < 1  # far too good
 
 
@@ -297,6 +286,11 @@ def test_case_56_waiting_threads_of_onnx_runtime_are_over_before_the_next_arm(
     assert np.median(in_rounds) < np.median(naive) / 3
 
 
+def seconds_of_others():
+    """Return the CPU seconds that all other programs of the machine have used so far."""
+    return psutil.cpu_times().user + psutil.cpu_times().system - time.process_time()
+
+
 def test_cases_55_and_56_pytorch_is_as_fast_beside_onnx_runtime_as_alone(onnx_session):
     x, weight = torch.ones(64, 512), torch.ones(512, 512)
     arm = (lambda x: x @ weight, (x,))
@@ -307,8 +301,10 @@ def test_cases_55_and_56_pytorch_is_as_fast_beside_onnx_runtime_as_alone(onnx_se
         start = time.perf_counter()
         x @ weight
         naive.append(time.perf_counter() - start)
+    start, others = time.perf_counter(), seconds_of_others()
     beside, alone = timing.compare(beside, threads=2), timing.compare({"torch": arm}, threads=2)
-    if "expect noise" in beside.machine + alone.machine:
+    others = (seconds_of_others() - others) / (time.perf_counter() - start)
+    if others + 2 > psutil.cpu_count() + 0.25:
         pytest.skip("other programs keep the CPUs busy, which slows two threads as the trap does")
     if np.median(naive) < 3 * np.median(alone.seconds["torch"]):
         pytest.skip("the trap does not show on this machine")
@@ -321,7 +317,7 @@ def test_cases_55_and_56_pytorch_is_as_fast_beside_onnx_runtime_as_alone(onnx_se
 # ---- arms in processes of their own
 
 
-def sleeper(repeats, log=None, size=0, value=1):
+def sleeper(repeats, log=None, value=1):
     import atexit
     import os
     import pathlib
@@ -334,12 +330,10 @@ def sleeper(repeats, log=None, size=0, value=1):
 
     note("start")
     atexit.register(note, "end")
-    ballast = b"x" * size
     print("what an arm prints is not part of the answer")
 
     def fn(value):
         time.sleep(0.02 * repeats)  # a busy machine lengthens sleep less than work
-        return len(ballast)
 
     return fn, {"value": value}, {"pid": os.getpid(), "omp": os.environ["OMP_NUM_THREADS"]}
 
@@ -348,7 +342,7 @@ def test_isolated_arms_run_one_at_a_time_in_turns(tmp_path):
     log = str(tmp_path / "log")
     arms = {
         "once": (sleeper, {"repeats": 1, "log": log}),
-        "twice": (sleeper, {"repeats": 2, "log": log, "size": 300_000_000}),
+        "twice": (sleeper, {"repeats": 2, "log": log}),
     }
     result = timing.compare(arms, isolate=True, threads=1)
     assert 1.5 < result.ratio("twice", "once").value < 2.7
@@ -359,10 +353,6 @@ def test_isolated_arms_run_one_at_a_time_in_turns(tmp_path):
     assert result.seconds["once"].shape == (2, 6)
     assert result.extra["once"]["omp"] == "1"
     assert len({os.getpid(), *(extra["pid"] for extra in result.extra.values())}) == 3
-    # This process, with torch, holds more than the small arm: its memory must not be counted there.
-    small, large = result.table["peak MB"]
-    assert small < 150
-    assert 300 < large < 450
 
 
 def test_isolated_arms_can_come_from_a_module_and_use_torch(tmp_path, monkeypatch):
@@ -383,9 +373,9 @@ def other_inputs():
 
 def test_isolated_arms_with_differing_inputs_are_refused():
     other_value = (sleeper, {"repeats": 1, "value": 2})
-    for other, how in ((other_value, "differ in input 'value'"), (other_inputs, "do not both")):
+    for other, name in ((other_value, "value"), (other_inputs, "more")):
         arms = {"a": (sleeper, {"repeats": 1}), "b": other}
-        with pytest.raises(ValueError, match=f"'a' and 'b' {how}"):
+        with pytest.raises(ValueError, match=f"'a' and 'b' differ in input '{name}'"):
             timing.compare(arms, isolate=True, rounds=6, passes=1)
 
 
@@ -403,24 +393,12 @@ def leaves_without_a_word():
     os._exit(0)
 
 
-def is_killed():
-    import os
-    import signal
-
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 @pytest.mark.parametrize(
     ("setup", "message"),
     [
         (fails_to_load, "FileNotFoundError: no model at this address"),
-        (uses_what_is_around, "(?s)NameError.*has to import and build all it uses"),
+        (uses_what_is_around, "NameError: name 'np' is not defined"),
         (leaves_without_a_word, "exit status 0"),
-        pytest.param(
-            is_killed,
-            "out of memory",
-            marks=pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGKILL"),
-        ),
         ("no_such_module:setup", "No module named 'no_such_module'"),
     ],
 )
@@ -428,22 +406,6 @@ def test_a_failing_arm_is_named_with_its_last_lines(setup, message):
     with pytest.raises(isolation.ArmError, match="arm 'bad' failed in its own process") as caught:
         timing.compare({"bad": setup}, isolate=True)
     caught.match(message)
-
-
-@pytest.mark.parametrize("setup", [lambda: (len, "x"), len, object, None, 3])
-def test_set_ups_that_cannot_be_sent_to_another_process_are_refused(setup):
-    with pytest.raises(ValueError, match="has to be a def of its own"):
-        timing.compare({"a": setup}, isolate=True)
-
-
-def test_a_set_up_that_uses_a_variable_around_it_is_refused():
-    size = 3
-
-    def closure():
-        return np.ones, {"shape": size}
-
-    with pytest.raises(ValueError, match="uses no variables around it"):
-        timing.compare({"a": closure}, isolate=True)
 
 
 def test_set_up_functions_of_notebook_cells_work(run_python):
@@ -501,9 +463,3 @@ def test_arms_that_change_their_inputs_are_refused(inputs, short_blocks):
 
     with pytest.raises(ValueError, match="inputs of arm 'a' changed"):
         timing.compare({"a": (changes, inputs)})
-
-
-def test_an_arm_that_raises_is_named(short_blocks):
-    with pytest.raises(ZeroDivisionError) as caught:
-        timing.compare({"good": (work, 10), "bad": (lambda n: n / 0, 10)})
-    assert "arm 'bad'" in caught.value.__notes__[0]

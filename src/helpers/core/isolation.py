@@ -9,7 +9,7 @@ import sys
 import textwrap
 from pathlib import Path
 
-from helpers.core import machine, processes, stopwatch
+from helpers.core import stopwatch
 
 
 class ArmError(RuntimeError):
@@ -21,9 +21,6 @@ def request(name: str, arm) -> dict:
     setup, kwargs = arm if isinstance(arm, list | tuple) else (arm, {})
     if isinstance(setup, str):
         return {"arm": name, "setup": setup, "source": None, "kwargs": kwargs}
-    if not inspect.isfunction(setup) or setup.__closure__ or setup.__name__ == "<lambda>":
-        message = "its set-up has to be a def of its own that uses no variables around it"
-        raise ValueError(f"arm {name!r}: {message}")
     source = textwrap.dedent(inspect.getsource(setup))
     return {"arm": name, "setup": setup.__name__, "source": source, "kwargs": kwargs}
 
@@ -45,13 +42,9 @@ def run_child(asked: dict) -> dict:
     )
     if child.returncode == 0 and child.stdout:
         return json.loads(child.stdout)
-    cause = f"exit status {child.returncode}"
-    if child.returncode == -9:
-        cause += " (killed, probably out of memory)"
     last = "\n".join(child.stderr.strip().splitlines()[-8:])
-    if "NameError" in last:
-        last += "\nA set-up runs in a new process: it has to import and build all it uses."
-    raise ArmError(f"arm {asked['arm']!r} failed in its own process, {cause}:\n{last}")
+    status = f"exit status {child.returncode}"
+    raise ArmError(f"arm {asked['arm']!r} failed in its own process, {status}:\n{last}")
 
 
 def child() -> None:
@@ -68,7 +61,7 @@ def child() -> None:
     fn, inputs, *extra = make(**asked["kwargs"])
     settings = {name: asked[name] for name in ("rounds", "warmup", "threads")}
     arms = {asked["arm"]: (fn, inputs)}
-    (reply,) = stopwatch.measure(arms, sync=machine.synchronize, **settings)
+    (reply,) = stopwatch.measure(arms, **settings)
     reply["extra"] = extra[0] if extra else None
     with answer:
-        json.dump(reply | {"peak_bytes": processes.process_peak()}, answer)
+        json.dump(reply, answer)

@@ -25,13 +25,7 @@ matplotlib.rc("legend", frameon=False)
 
 
 def html(fig: Figure, alt: str) -> str:
-    """Return a figure as HTML, with a text as its alternative and caption, and close it.
-
-    Raises:
-        ValueError: If `alt`, the sentence that says what the figure shows, is empty.
-    """
-    if not alt or not alt.strip():
-        raise ValueError("alt is empty: give one sentence that says what the figure shows")
+    """Return a figure as HTML, closed; a sentence is its alternative text and its caption."""
     png = io.BytesIO()
     # A margin on white, so that axis labels can also be read on JupyterLab's dark theme.
     fig.savefig(png, format="png", dpi=110, facecolor="white", bbox_inches="tight", pad_inches=0.15)

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 MIB, GIB = 2**20, 2**30
@@ -33,14 +32,12 @@ def plain(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     if is_traceable_wrapper_subclass(tensor):
         for name in tensor.__tensor_flatten__()[0]:
             yield from plain(getattr(tensor, name))
-    elif tensor.is_sparse:
-        yield from (tensor._indices(), tensor._values())
-    elif not is_lazy(tensor):
+    else:
         yield tensor
 
 
 def nbytes(tensor: torch.Tensor) -> int:
-    """Return the bytes of a tensor's data: those of its parts for a quantized or sparse one."""
+    """Return the bytes of a tensor's data: those of its parts for a quantized one."""
     return sum(part.numel() * part.element_size() for part in plain(tensor))
 
 

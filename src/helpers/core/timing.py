@@ -8,13 +8,12 @@ after a call and make a PyTorch call that follows several times slower.
 import html
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from helpers.core import isolation, machine, stopwatch
 
 import numpy as np
-import psutil
 
 LEVEL = 0.05  # at most this share of comparisons of equal arms finds a difference
 MIN_ROUNDS = 6  # fewer cannot give an interval at that level
@@ -34,7 +33,7 @@ class Comparison:
     Attributes:
         table: A pandas row for each arm: median and quartiles of the milliseconds a call takes.
         seconds: For each arm an array (passes, rounds of a pass) of seconds a call.
-        machine: Hardware, threads, versions, and what disturbed the measurement.
+        machine: Hardware, threads and versions.
         extra: For each arm in a process of its own, its set-up's third value.
     """
 
@@ -48,10 +47,6 @@ class Comparison:
             self.seconds[arm] = np.array([reply["seconds"] for reply in got])
             self.extra[arm] = got[-1].get("extra")
         self.machine = machine.describe_machine(threads)
-        others = max(reply["others"] for reply in replies)
-        if others + threads > psutil.cpu_count() + 0.25:
-            busy = f"other programs kept {others:.1f} CPUs busy meanwhile, so expect noise"
-            self.machine += f" · {busy}"
         self.table = self._table(by_arm, items)
 
     def _table(self, by_arm: dict[str, list[dict]], items: int | None):
@@ -65,8 +60,6 @@ class Comparison:
             row["times the fastest"] = self.ratio(arm, fastest).value
             if items:
                 row["items/s"] = 1e3 * items / median
-            if "peak_bytes" in got[0]:
-                row["peak MB"] = max(reply["peak_bytes"] for reply in got) / 1e6
             rows.append(row | {"calls": sum(reply["calls"] for reply in got)})
         return pd.DataFrame(rows)
 
@@ -138,7 +131,6 @@ def compare(
     isolate: bool = False,
     passes: int = 2,
     items: int | None = None,
-    sync: Callable[[], None] = machine.synchronize,
 ) -> Comparison:
     """Time several ways of doing the same work on the same inputs.
 
@@ -153,7 +145,6 @@ def compare(
         isolate: Run each arm in a process of its own.
         passes: Turns of isolated arms, which share the rounds.
         items: Sentences that a call works through, to show items/s as well.
-        sync: Waits for accelerators.
 
     Raises:
         ValueError: For arms with different inputs, or that change theirs.
@@ -174,7 +165,7 @@ def compare(
                 stopwatch.require_equal([(reply["arm"], reply["inputs"]) for reply in replies])
     else:
         try:
-            replies = stopwatch.measure(arms, rounds, sync=sync, **settings)
+            replies = stopwatch.measure(arms, rounds, **settings)
         finally:
             if torch:
                 torch.set_num_threads(before)

@@ -21,19 +21,15 @@ from helpers.models.locate import Provenance, locate
 
 
 def provenance(loaded) -> Provenance:
-    """Return where something that was loaded here came from; TypeError for anything else."""
-    found = getattr(loaded, "provenance", None) or getattr(loaded, "attrs", {}).get("provenance")
-    if not isinstance(found, Provenance):
-        kind = type(loaded).__name__
-        raise TypeError(f"{kind} did not come from helpers.models, so its origin is not known")
-    return found
+    """Return where a model, tokenizer or table that was loaded here came from."""
+    return getattr(loaded, "provenance", None) or loaded.attrs["provenance"]
 
 
 def config(name: str):
     """Return the true `BertConfig` of a model in the catalogue, without any network."""
     from transformers import BertConfig
 
-    return BertConfig(**find(name, a_model=True).config)
+    return BertConfig(**find(name).config)
 
 
 def model(name: str, auto_class=None, **kwargs):
@@ -55,7 +51,7 @@ def model(name: str, auto_class=None, **kwargs):
     import torch
     from transformers import AutoModel, BertConfig
 
-    asset, auto_class = find(name, a_model=True), auto_class or AutoModel
+    asset, auto_class = find(name), auto_class or AutoModel
     origin, dtype = obtain(asset), kwargs.pop("dtype", torch.float32)
     with _silent_transformers(), seeded():
         if origin.kind == "stand-in":
@@ -81,7 +77,7 @@ def tokenizer(name: str):
     """
     from transformers import AutoTokenizer
 
-    asset = find(name, a_model=True)
+    asset = find(name)
     origin = files = obtain(asset)
     if origin.kind == "stand-in":
         asset = find("minilm")

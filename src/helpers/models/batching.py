@@ -20,8 +20,8 @@ def encode(
 
     Raises:
         TypeError: For what is not a list of texts, whose letters or columns would be taken for
-            texts, and for an item that is not a text or a pair.
-        ValueError: For a lone surrogate, and for a max_length without room for a word.
+            texts, and for an item with more than two texts.
+        ValueError: For a max_length without room for a word.
     """
     if isinstance(texts, str | bytes | Mapping) or hasattr(texts, "columns"):
         kind = type(texts).__name__
@@ -29,15 +29,8 @@ def encode(
     if max_length < 3:
         raise ValueError("max_length must be at least 3 ([CLS], one token, [SEP])")
     rows = [(text,) if isinstance(text, str) else text for text in texts]
-    if not rows:
-        raise ValueError("there are no texts")
-    for number, row in enumerate(rows):
-        pair = isinstance(row, tuple | list) and len(row) == len(rows[0]) <= 2
-        if not (pair and all(isinstance(text, str) for text in row)):
-            want = "all texts must be strings, or all pairs of strings"
-            raise TypeError(f"text {number} is {row!r}: {want}")
-        if any("\ud800" <= letter <= "\udfff" for letter in "".join(row)):
-            raise ValueError(f"text {number} holds a lone surrogate; decode its source as UTF-8")
+    if rows and len(rows[0]) > 2:  # the tokenizer would take the third text for labels
+        raise TypeError(f"the first text is {rows[0]!r}: texts must be strings or pairs of strings")
     options = {"return_attention_mask": True, "truncation": True, "max_length": max_length}
     encoded = dict(tokenizer(*map(list, zip(*rows, strict=True)), **options))
     return encoded, [len(ids) for ids in encoded["input_ids"]]

@@ -48,13 +48,8 @@ for row in json.loads((files.DATA / "catalogue.json").read_text(encoding="utf-8"
     CATALOGUE[row["name"]] = Asset(**row)
 
 
-def find(name: str, a_model: bool = False) -> Asset:
+def find(name: str) -> Asset:
     """Return an entry of the catalogue; ValueError names the entries there are."""
-    if not isinstance(name, str) or name not in CATALOGUE:
-        plain = str(name).lower().replace("_", "-")
-        near = [known for known in CATALOGUE if known in plain]
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
-        raise ValueError(f"no asset is called {name!r}{hint}; there are {', '.join(CATALOGUE)}")
-    if a_model and CATALOGUE[name].config is None:
-        raise ValueError(f"{name!r} is a text, not a model; datasets.{name}() loads it")
+    if name not in CATALOGUE:
+        raise ValueError(f"no asset is called {name!r}; there are {', '.join(CATALOGUE)}")
     return CATALOGUE[name]

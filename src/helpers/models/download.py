@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import tarfile
+import time
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,7 +18,9 @@ from helpers.core.progress import is_set
 from helpers.models import network
 from helpers.models.catalogue import TRUE_STAND_IN, Asset, AssetError, Package
 from helpers.models.locate import Provenance, locate, package_folder, root, snapshots
-from helpers.models.network import UnavailableError, asking, fetch_file, within
+from helpers.models.network import SilentError, UnavailableError, asking, fetch_file, within
+
+REST = 10  # seconds for which nobody asks a source again that was silent
 
 
 def obtain(asset: Asset) -> Provenance:
@@ -59,20 +62,19 @@ def _ask(asset: Asset, get: Callable[[Asset], str | None]) -> Provenance:
 
 @contextmanager
 def _alone(asset: Asset, source: str) -> Iterator[None]:
-    """Let one process at a time ask a source; those that waited take its failure as their own."""
+    """Let one process at a time ask a source, and none right after it was silent."""
     from filelock import FileLock
 
-    failed = root() / "locks" / f"{asset.name}.{source}.failed"
-    failed.parent.mkdir(parents=True, exist_ok=True)
-    before = failed.stat().st_mtime_ns if failed.exists() else 0
-    with FileLock(failed.with_suffix(".lock")):
-        if failed.exists() and failed.stat().st_mtime_ns != before:
-            raise UnavailableError(failed.read_text(encoding="utf-8"))
+    locks = root() / "locks"
+    locks.mkdir(parents=True, exist_ok=True)
+    silent = locks / f"{source}.silent"
+    with FileLock(locks / f"{asset.name}.{source}.lock"):
+        if silent.exists() and 0 <= time.time() - silent.stat().st_mtime < REST:
+            raise UnavailableError(silent.read_text(encoding="utf-8"))
         try:
             yield
-            failed.unlink(missing_ok=True)
-        except UnavailableError as reason:
-            failed.write_text(str(reason), encoding="utf-8")
+        except SilentError as reason:
+            silent.write_text(str(reason), encoding="utf-8")
             raise
 
 

@@ -7,7 +7,6 @@ import ssl
 import subprocess
 import sys
 import threading
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -19,11 +18,13 @@ from helpers.core.progress import progress_bar
 
 PATIENCE = 4  # seconds that a silent server may cost before the next source is asked
 
-silent: dict[str, tuple[float, str]] = {}  # places that gave no answer: when, and in which words
-
 
 class UnavailableError(Exception):
     """One source cannot serve; the message is the reason, and the next source is tried."""
+
+
+class SilentError(UnavailableError):
+    """A source did not answer in time."""
 
 
 def within(seconds: float, call: Callable, *args, **kwargs):
@@ -40,23 +41,9 @@ def within(seconds: float, call: Callable, *args, **kwargs):
     return answer.result(seconds)
 
 
-def _in_words(error: Exception) -> str:
-    said = f"{type(error).__name__}: {error}".split("\n")[0]
-    if re.search("timed? ?out", said, re.IGNORECASE):
-        return f"did not respond within {PATIENCE} s"
-    if "refused" in said:
-        return "refused the connection"
-    if re.search("getaddrinfo|resolution|not known|nodename", said):
-        return "could not be found (no network?)"
-    return f"could not be reached ({said})"
-
-
 @contextmanager
 def asking(place: str) -> Iterator[None]:
-    """Turn errors into UnavailableError; a place that gave no answer is left alone for a minute."""
-    since, reason = silent.get(place, (-60.0, ""))
-    if time.monotonic() - since < 60:
-        raise UnavailableError(reason)
+    """Turn errors into UnavailableError, which says what a place answered or why it did not."""
     try:
         yield
     except UnavailableError:
@@ -65,9 +52,10 @@ def asking(place: str) -> Iterator[None]:
         response = getattr(error, "response", error)
         if code := getattr(response, "status_code", None) or getattr(error, "code", None):
             raise UnavailableError(f"{place} answered {code}") from None
-        reason = f"{place} {_in_words(error)}"
-        silent[place] = time.monotonic(), reason
-        raise UnavailableError(reason) from None
+        said = f"{type(error).__name__}: {error}".split("\n")[0]
+        if re.search("timed? ?out", said, re.IGNORECASE):
+            raise SilentError(f"{place} did not respond within {PATIENCE} s") from None
+        raise UnavailableError(f"{place} could not be reached ({said})") from None
 
 
 def fetch_file(
