@@ -69,7 +69,8 @@ def saved(state, path, legacy=False):
 
 def written(state, path, form):
     if form == "safetensors":
-        checkpoints.save(state, path)
+        plain = {name: value.clone() for name, value in state.items()}  # nothing shared
+        safetensors.torch.save_file(plain, path)
     else:
         saved(state, path, form == "legacy")
 
@@ -163,16 +164,17 @@ def test_case_30_the_cure_that_loads_nothing(model, tmp_path):
     strange = {"x" + name.replace(".", "_"): value for name, value in model.state_dict().items()}
     path = saved(strange, tmp_path / "m.pth")
     refused(path, "0 of whose 39 weights")
-    parts = {"allow_missing": ["embeddings", "encoder", "pooler"], "ignore_unexpected": strange}
-    refused(path, "too little is loaded", **parts)
+    refused(path, "not in the model: x", allow_missing=["embeddings", "encoder", "pooler"])
 
 
 def test_too_little_loaded_is_an_error_even_if_allowed(model, tmp_path):
-    encoder = {k: v for k, v in model.state_dict().items() if "encoder" in k}
+    state = model.state_dict()
+    encoder = {name: value for name, value in state.items() if "encoder" in name}
     path, rest = saved(encoder, tmp_path / "m.pth"), ["embeddings", "pooler"]
     report = checkpoints.load(path, lambda: BertModel(CONFIG), allow_missing=rest)
-    assert set(report.missing) == model.state_dict().keys() - encoder.keys()
-    refused(path, "too little is loaded", allow_missing=rest, min_fraction=0.9)
+    assert set(report.missing) == state.keys() - encoder.keys()
+    path = saved({name: state[name] for name in list(state)[:5]}, tmp_path / "m.pth")
+    refused(path, "less than half", allow_missing=[*rest, "encoder"])
 
 
 @pytest.mark.parametrize("prefix", ["", "bert."])
@@ -188,14 +190,6 @@ def test_new_heads_are_named_and_untrained(model, tmp_path, prefix):
     assert 0 < head.weight.std() < 0.1
     assert not head.bias.any()
     assert (head.weight.requires_grad, report.model.training) == (True, False)
-
-
-def test_a_file_with_a_head_for_a_model_without(tmp_path):
-    classifier = BertForSequenceClassification(CONFIG)
-    path = saved(prefixed(classifier.state_dict(), "module."), tmp_path / "m.pth")
-    refused(path, "not in the model:", "ignore_unexpected=[...]")
-    report = check(path, classifier.bert.eval(), ignore_unexpected=["classifier"])
-    assert report.unexpected == ["module.classifier.weight", "module.classifier.bias"]
 
 
 @pytest.mark.parametrize("prefix", ["", "module.", "encoder._bert."])
@@ -257,7 +251,8 @@ def test_case_25_half_precision_files(tmp_path, dtype, form):
     half, path = base().to(dtype), tmp_path / "m.pth"
     written(half.state_dict(), path, form)
     look, name = checkpoint_files.inspect(path), str(dtype).removeprefix("torch.")
-    assert (look.format, look.dtypes) == (form, {name: len(half.state_dict())})
+    assert look.format == form
+    assert {tensor.dtype for tensor in look.tensors.values()} == {name}
     assert checkpoints.load(path, lambda: BertModel(CONFIG).to(dtype)).model.dtype == dtype
     report = check(path, half.float())
     assert report.checked.startswith("CRC-32" if form == "zip" else "nothing")
@@ -413,8 +408,8 @@ def test_case_35_a_file_from_two_gpus(model, tmp_path, on_gpu, legacy):
     with pytest.raises(RuntimeError, match=r"CUDA|cuda"):
         torch.load(path)
     look = checkpoint_files.inspect(path)
-    assert look.devices.keys() == {"cuda:0", "cuda:1"}
-    assert sum(look.devices.values()) == len(look.tensors) == len(model.state_dict())
+    assert {tensor.device for tensor in look.tensors.values()} == {"cuda:0", "cuda:1"}
+    assert len(look.tensors) == len(model.state_dict())
     assert look.format == ("legacy" if legacy else "zip")
     name = "encoder.layer.0.attention.self.query.weight"
     assert look.tensors[name] == ((32, 32), "float32", "cuda:1")
@@ -556,8 +551,8 @@ def test_save_is_read_by_others_and_leaves_nothing_half_written(model, tmp_path)
     model.config.save_pretrained(tmp_path)
     same(AutoModel.from_pretrained(tmp_path), model)
     before = path.read_bytes()
-    with pytest.raises(AttributeError):
-        checkpoints.save(dict(model.state_dict()) | {"extra": "text"}, path)
+    with pytest.raises((RuntimeError, ValueError, NotImplementedError)):
+        checkpoints.save(base().to("meta"), path)
     assert path.read_bytes() == before
     assert {file.name for file in tmp_path.iterdir()} == {"config.json", "model.safetensors"}
 

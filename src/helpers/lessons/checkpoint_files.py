@@ -52,8 +52,6 @@ class Inspection:
         nesting: Keys of the top level -> the type of what they hold.
         refused: Functions and classes that the file names and safe loading refuses.
         whole: The class of a pickled model, or "".
-        devices: Where tensors were saved from -> how many.
-        dtypes: Their dtypes -> how many.
     """
 
     name: str
@@ -64,13 +62,13 @@ class Inspection:
     nesting: dict[str, str]
     refused: list[str]
     whole: str
-    devices: dict[str, int]
-    dtypes: dict[str, int]
 
     def __str__(self) -> str:
         size = f"{self.size:,} bytes, {len(self.tensors)} tensors"
         lines = [f"{self.name}: {self.format}, {size}"]
-        lines.append(f"saved from {self.devices}, dtypes {self.dtypes}")
+        devices = Counter(tensor.device for tensor in self.tensors.values())
+        dtypes = Counter(tensor.dtype for tensor in self.tensors.values())
+        lines.append(f"saved from {dict(devices)}, dtypes {dict(dtypes)}")
         lines += [f"holds {name!r}: {what}" for name, what in self.nesting.items()]
         for key, prefix in self.states.items():
             if key or prefix:
@@ -190,8 +188,6 @@ def inspect(path: str | Path) -> Inspection:
         nesting={key: kind for key, kind in kinds.items() if key},
         refused=[name for name in names if name not in allowed],
         whole=models[0].path if models else "",
-        devices=dict(Counter(tensor.device for tensor in tensors.values())),
-        dtypes=dict(Counter(tensor.dtype for tensor in tensors.values())),
     )
 
 

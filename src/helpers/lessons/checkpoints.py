@@ -31,7 +31,6 @@ class LoadReport:
         checked: What the bytes of the file were checked by.
         loaded: Names in the model that came from the file.
         missing: Names in the model that the file lacks: they are untrained.
-        unexpected: Names in the file that were ignored.
         renamed: Names in the file -> names in the model, where they differ.
         dtypes: How a dtype changed -> how many weights.
         notes: What else was changed or looks wrong.
@@ -41,7 +40,6 @@ class LoadReport:
     checked: str
     loaded: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
-    unexpected: list[str] = field(default_factory=list)
     renamed: dict[str, str] = field(default_factory=dict)
     dtypes: Counter[str] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
@@ -51,8 +49,6 @@ class LoadReport:
         lines = [f"{len(self.loaded)} weights loaded into {name}; bytes checked by {self.checked}"]
         if self.missing:
             lines.append(f"new, untrained: {few(self.missing)}")
-        if self.unexpected:
-            lines.append(f"ignored: {few(self.unexpected)}")
         for old, new in list(self.renamed.items())[:1]:
             lines.append(f"renamed: {len(self.renamed)}, such as {old} -> {new}")
         lines += [f"{count} converted from {change}" for change, count in self.dtypes.items()]
@@ -66,8 +62,6 @@ def load(
     key: str | None = None,
     allow_globals: Iterable[Any] = (),
     allow_missing: Iterable[str] = (),
-    ignore_unexpected: Iterable[str] = (),
-    min_fraction: float = 0.5,
 ) -> LoadReport:
     """Build a model on the CPU and load the weights in a file into it: all of them, or an error.
 
@@ -79,8 +73,6 @@ def load(
         key: Which weights, where a file has several.
         allow_globals: Classes that safe loading refuses, allowed for this load.
         allow_missing: Parts of the model that the file may lack.
-        ignore_unexpected: Parts of the file that the model may lack.
-        min_fraction: The fraction of the model's weights that has to come from the file.
 
     Raises:
         CheckpointError: If the file is broken, refused or does not fit.
@@ -90,16 +82,16 @@ def load(
         model = build()
     state, checked = _read(Path(path), key, allow_globals)
     report = LoadReport(model, checked)
-    given = _match(state, ignore_unexpected, report)
+    given = _match(state, report)
     problems = _compare(given, allow_missing, report)
     share, total = len(report.loaded), len(model.state_dict())
-    if share < min_fraction * total:
-        problems.append(f"too little is loaded for min_fraction={min_fraction}")
+    if 2 * share < total:
+        problems.append("less than half of the model is in the file")
     if problems:
         raise CheckpointError(
             f"{Path(path).name} does not fit {type(model).__name__}, {share} of whose {total} "
             f"weights it has: {'; '.join(problems)}. Parts that the file may lack: "
-            "allow_missing=[...]; that the model may lack: ignore_unexpected=[...]"
+            "allow_missing=[...]"
         )
     _fill(given, build, report)
     return report
@@ -155,11 +147,9 @@ def _within(name: str, parts: Iterable[str]) -> bool:
     return any(f".{part}." in f".{name}." for part in parts)
 
 
-def _match(state: Mapping, ignore: Iterable[str], report: LoadReport) -> dict[str, Any]:
+def _match(state: Mapping, report: LoadReport) -> dict[str, Any]:
     """Return the weights under the model's names, as far as it has them."""
     own, given = report.model.state_dict(), {}
-    report.unexpected = [name for name in state if _within(name, ignore)]
-    state = {name: value for name, value in state.items() if not _within(name, ignore)}
     names = _rename(list(strip_wrappers(state, report.model)), own)
     for (old, value), name in zip(state.items(), names, strict=True):
         if name in given:
@@ -254,11 +244,7 @@ def _fill(given: dict[str, Any], build: Callable[[], nn.Module], report: LoadRep
     load_strictly(report.model, given)
 
 
-def save(model: nn.Module | Mapping[str, torch.Tensor], path: str | Path) -> None:
-    """Write weights as safetensors, an atomic write; a model's tied weights are written once."""
+def save(model: nn.Module, path: str | Path) -> None:
+    """Write a model's weights as safetensors, an atomic write; tied weights are written once."""
     with files.atomic_write(path) as part:
-        if isinstance(model, nn.Module):
-            safetensors.torch.save_model(model, part, metadata={"format": "pt"})
-        else:
-            plain = {name: value.cpu().clone().contiguous() for name, value in model.items()}
-            safetensors.torch.save_file(plain, part, metadata={"format": "pt"})
+        safetensors.torch.save_model(model, part, metadata={"format": "pt"})
