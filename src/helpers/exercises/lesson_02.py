@@ -59,20 +59,3 @@ def check_02_2(answer: Callable[[nn.Module, list[dict]], Any]) -> str | None:
         texts = f"the activations of {max(most)} texts are alive at once"
         return f"{texts}: call backward() before the next micro-batch"
     return None
-
-
-@exercise
-def check_02_3(answer: Callable[[nn.Module], Any]) -> str | None:
-    """Check a function that leaves only the head to train and makes the body fixed."""
-    model, ids = new_classifier().train(), torch.ones(2, 6, dtype=torch.long)
-    answer(model)
-    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    if wrong := sorted(name for name in trained if not name.startswith("classifier.")):
-        return f"{len(wrong)} parameters of the body are still trained, such as {wrong[0]}"
-    if trained != {"classifier.weight", "classifier.bias"}:
-        return "the head is frozen as well, so nothing is left to train"
-    if not torch.equal(model.bert(ids).pooler_output, model.bert(ids).pooler_output):
-        return "the body gives another answer at every call: its dropout is still on"
-    if not (model.classifier.training and model.dropout.training):
-        return "the head is no longer in training mode: only the body should be switched to eval"
-    return None

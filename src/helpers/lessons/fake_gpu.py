@@ -4,22 +4,18 @@ It knows no BERT. Sizes are bytes unless a name says otherwise; 1 GiB = 2**30 by
 """
 
 import contextlib
-import copy
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from unittest import mock
 
-from helpers.core.tensors import format_bytes, gib_to_bytes
+from helpers.core.tensors import gib_to_bytes
 from helpers.lessons.ledger import CUBLAS_WORKSPACE, CUDA_CONTEXT, Ledger
 
 import torch
-from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import Module, Parameter, functional
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 RNG_STATE = 5056  # bytes of the CPU generator's state; checkpointing keeps one for every layer
-SHAPES_ONLY = "On fake tensors nothing is computed, so a shape cannot depend on values."
 
 
 def _cuda_attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None):
@@ -65,12 +61,7 @@ def _replace_tensors(module, fn, recurse=True):
 
 def _copy_fake(tensor: torch.Tensor, memo: dict) -> torch.Tensor:
     """Return a fake tensor of the same shape; torch's own deepcopy would corrupt memory."""
-    if is_traceable_wrapper_subclass(tensor):
-        names, context = tensor.__tensor_flatten__()
-        parts = {name: _copy_fake(getattr(tensor, name), memo) for name in names}
-        new = type(tensor).__tensor_unflatten__(parts, context, tensor.shape, tensor.stride())
-    else:
-        new = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+    new = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
     new = Parameter(new, tensor.requires_grad) if isinstance(tensor, Parameter) else new
     return memo.setdefault(id(tensor), new)
 
@@ -94,77 +85,39 @@ def fake_machine(ledger: Ledger) -> Iterator[None]:
         for owner, name, value in patches:
             stack.enter_context(mock.patch.object(owner, name, value))
         stack.enter_context(ledger)
-        try:
-            yield
-        except DynamicOutputShapeException as error:
-            error.add_note(SHAPES_ONLY)
-            raise
+        yield
 
 
 class FakeGPU:
     """A GPU of `gib` GiB, in a `with` block: what does not fit raises `torch.OutOfMemoryError`.
 
-    Without CUDA nothing is allocated or computed inside (numbers read as nan); with CUDA (or
-    `pretend=False`) the code runs for real, and PyTorch is held to `gib` less the context. Ordinary
-    code works, with `gpu.device` for the device: build models inside, or bring them and their
-    inputs in with `gpu.place`. Raises ValueError if the size is too small for a CUDA context, or
-    larger than the real GPU.
+    Without CUDA nothing is allocated or computed inside (numbers read as nan), and models have to
+    be built inside, from their configurations. With CUDA (or `pretend=False`) the code runs for
+    real, and PyTorch is held to `gib` less the context. Ordinary code works, with `gpu.device` for
+    the device.
     """
 
     def __init__(self, gib: float, pretend: bool | None = None):
         self.capacity = gib_to_bytes(gib) - CUDA_CONTEXT - CUBLAS_WORKSPACE
-        if self.capacity <= 0:
-            context = format_bytes(CUDA_CONTEXT)
-            raise ValueError(
-                f"a GPU of {gib} GiB could not even hold the CUDA context of {context}"
-            )
         self.pretend = not torch.cuda.is_available() if pretend is None else pretend
         self.device = "cpu" if self.pretend else "cuda"
         self._ledger = Ledger(True, self.capacity)
-        self._inside = None
+        self._stack = contextlib.ExitStack()
 
     def __enter__(self):
-        if self._inside:
-            raise RuntimeError("this GPU is in use already: make another FakeGPU for a block in it")
-        with contextlib.ExitStack() as stack:
-            if self.pretend:
-                stack.enter_context(fake_machine(self._ledger))
-            else:
-                self._limit(stack)
-            self._inside = stack.pop_all()
+        if self.pretend:
+            self._stack.enter_context(fake_machine(self._ledger))
+            return self
+        torch.cuda.empty_cache()
+        limit = torch.cuda.set_per_process_memory_fraction
+        self._stack.callback(limit, torch.cuda.get_per_process_memory_fraction())
+        limit(self.capacity / torch.cuda.mem_get_info()[1])
         return self
 
-    def _limit(self, stack: contextlib.ExitStack) -> None:
-        """Hold PyTorch to the capacity on the real GPU until the stack is unwound."""
-        total = torch.cuda.mem_get_info()[1]
-        if self.capacity > total:
-            sizes = f"{format_bytes(total)}: too small to stand for {format_bytes(self.capacity)}"
-            raise ValueError(f"this GPU has {sizes}")
-        torch.cuda.empty_cache()
-        before = torch.cuda.get_per_process_memory_fraction()
-        stack.callback(torch.cuda.set_per_process_memory_fraction, before)
-        torch.cuda.set_per_process_memory_fraction(self.capacity / total)
-
-    def __exit__(self, kind, error, trace) -> None:
-        inside, self._inside = self._inside, None
-        inside.__exit__(kind, error, trace)
-        if self.pretend and re.search("support for cuda devices|compiled with CUDA", str(error)):
-            error.add_note('A pretended GPU is not called "cuda": write gpu.device.')
+    def __exit__(self, *error) -> None:
+        self._stack.__exit__(*error)
 
     @property
     def allocated(self) -> int:
         """Return the bytes that tensors take on the GPU now."""
         return self._ledger.allocated if self.pretend else torch.cuda.memory_allocated()
-
-    def place(self, thing):
-        """Return a module, a tensor or a mapping of tensors, brought to the GPU."""
-        if not self._inside:
-            raise RuntimeError("the GPU exists only inside its block, `with FakeGPU(...) as gpu:`")
-        if isinstance(thing, Mapping):
-            return {name: self.place(value) for name, value in thing.items()}
-        if not self.pretend:
-            return thing.to(self.device)
-        if isinstance(thing, torch.Tensor):
-            return thing if isinstance(thing, FakeTensor) else _copy_fake(thing, {})
-        tensors = (*thing.parameters(), *thing.buffers())
-        return copy.deepcopy(thing, {id(tensor): self.place(tensor) for tensor in tensors})

@@ -6,10 +6,7 @@ import gc
 import sys
 import traceback
 from collections import UserDict
-from dataclasses import dataclass
 
-from helpers.core.processes import process_memory
-from helpers.core.tensors import format_bytes
 from helpers.lessons.memory import alive, storage_bytes
 
 import torch
@@ -18,30 +15,6 @@ from torch.optim.optimizer import Optimizer
 
 # Other objects, such as widgets, lead to half of the program.
 HOLDERS = (torch.Tensor, Module, Optimizer, dict, UserDict, list, tuple, set)
-
-
-@dataclass(frozen=True)
-class Freed:
-    """What `free_memory` gave back, and who holds the rest."""
-
-    freed: int  # bytes
-    holders: list[tuple[str, int, str]]  # name, bytes, what it is
-
-    def __str__(self) -> str:
-        lines = [f"Freed {format_bytes(self.freed)}."]
-        lines.append("Still held by:" if self.holders else "No name holds a tensor.")
-        lines += [f"  {name}: {format_bytes(size)}, {what}" for name, size, what in self.holders]
-        return "\n".join(lines)
-
-
-def _what(thing) -> str:
-    if isinstance(thing, Optimizer):
-        return "an optimizer: its state and the parameters it trains"
-    if isinstance(thing, Module):
-        return "a model: its weights and gradients"
-    if any(tensor.grad_fn is not None for tensor in alive(thing)):
-        return "an output with its graph, which keeps the activations of that pass as well"
-    return "tensors"
 
 
 def _forget_errors(shell) -> None:
@@ -80,20 +53,15 @@ def _empty_caches() -> None:
         torch.mps.empty_cache()
 
 
-def free_memory(namespace: dict | None = None) -> Freed:
-    """Give back what a notebook keeps alive by itself, and name what the reader's names hold.
+def free_memory() -> dict[str, int]:
+    """Give back what a notebook keeps alive by itself, and name what the reader's variables hold.
 
     Forgets the last exception and, in IPython, `Out`, `_` and their like; collects garbage; empties
     the caches of the C library, CUDA and MPS. Nothing that has a name is touched.
 
-    Args:
-        namespace: Where to look for holders; by default the notebook's variables.
-
     Returns:
-        What it freed: of CUDA's allocated bytes if CUDA is in use, else of the process.
+        The bytes of the tensors that each variable holds, the largest first.
     """
-    in_use = torch.cuda.memory_allocated if torch.cuda.is_initialized() else process_memory
-    before = in_use()
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     _forget_errors(shell)
     names, own = vars(sys.modules["__main__"]), {}
@@ -101,13 +69,11 @@ def free_memory(namespace: dict | None = None) -> Freed:
         _forget_outputs(shell)
         names, own = shell.user_ns, shell.user_ns_hidden  # what IPython made is its own
     _empty_caches()
-    if namespace is not None:
-        names = namespace
-    holders = []
+    held = {}
     for name, thing in names.items():
         if name.startswith("_") or name in own or not isinstance(thing, HOLDERS):
             continue
         with contextlib.suppress(Exception):  # the reader's classes may raise when looked into
             if size := storage_bytes(alive(thing)):
-                holders.append((name, size, _what(thing)))
-    return Freed(max(before - in_use(), 0), sorted(holders, key=lambda row: -row[1]))
+                held[name] = size
+    return dict(sorted(held.items(), key=lambda item: -item[1]))

@@ -12,15 +12,15 @@ from torch.nn import Parameter
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 CUDA_CONTEXT = 400 * MIB
-CUBLAS_WORKSPACE = 8320 * 1024  # PyTorch's default, ":4096:2:16:8"
+CUBLAS_WORKSPACE = 8320 * 1024  # PyTorch's default, ":4096:2:16:8"; 32 MiB on a Hopper GPU
 OUT_OF_MEMORY = (
     "CUDA out of memory. Tried to allocate {}. GPU 0 (pretended) has a total capacity of {} of "
     "which {} is free. Including non-PyTorch memory, this process has {} memory in use. Of the "
     "allocated memory {} is allocated by PyTorch, and {} is reserved by PyTorch but unallocated."
 )
-NOT_PLACED = (
+MADE_OUTSIDE = (
     "this model was made outside the pretended GPU, or read from a file, so its weights are still "
-    "in this machine's memory: bring it in with `model = gpu.place(model)`"
+    "in this machine's memory: build it inside the block, with `from_config(model.config)`"
 )
 
 
@@ -35,10 +35,10 @@ class Ledger(FakeTensorMode):
     def __init__(self, cuda: bool, capacity: float = float("inf")):
         super().__init__(allow_non_fake_inputs=True)
         self.cuda, self.capacity = cuda, capacity
-        self.label, self.phase, self.where = "activations", "", ""
+        self.label, self.phase = "activations", ""
         self.live = {}  # of every storage: [label, bytes, segment's unit, block, reference]
         self.held, self.segments = Counter(), Counter()
-        self.peaks = {}  # of every phase: (bytes, terms, where, what the allocator's segments add)
+        self.peaks = {}  # of every phase: (bytes, terms, what the allocator's segments add)
         self._inside = False  # a step of another operation
 
     def begin(self, phase: str) -> None:
@@ -64,7 +64,7 @@ class Ledger(FakeTensorMode):
         if self._inside or func is torch.ops.prim.device.default:
             return self.dispatch(func, types, args, kwargs or {})
         if any(_is_real_parameter(arg) for arg in args):
-            raise RuntimeError(NOT_PLACED)
+            raise RuntimeError(MADE_OUTSIDE)
         self._inside = True
         try:
             out = self.dispatch(func, types, args, kwargs or {})
@@ -119,7 +119,7 @@ class Ledger(FakeTensorMode):
         if now > self.peaks.get(self.phase, (0,))[0]:
             terms = self.held + Counter({self.label: workspace})
             rounding = self.reserved - self.allocated
-            self.peaks[self.phase] = (now, terms, self.where or "the start", rounding)
+            self.peaks[self.phase] = (now, terms, rounding)
 
     def _out_of_memory(self, size: int) -> str:
         outside, taken = CUDA_CONTEXT + CUBLAS_WORKSPACE, self.reserved

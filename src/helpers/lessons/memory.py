@@ -2,37 +2,28 @@
 
 `predict_peak` runs the true step on a fake machine (`fake_gpu`) and adds up every storage that is
 alive: it allocates nothing and needs no GPU. Sizes are bytes unless a name says otherwise.
+
+On the CPU a peak is what PyTorch's allocator hands out; the process comes on top, and in 16 bit
+oneDNN's own buffers. On a GPU it is modelled from PyTorch's source and not yet confirmed on one:
+with a CUDA context of 400 MiB (300 to 600, by GPU and driver), memory-efficient attention, fused
+dropout and foreach optimizers, and without fragmentation.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from helpers.core.machine import synchronize
 from helpers.core.processes import process_memory
-from helpers.core.tensors import format_bytes, gib_to_bytes, plain, walk
+from helpers.core.tensors import gib_to_bytes, plain, walk
 from helpers.lessons.fake_gpu import fake_machine
 from helpers.lessons.ledger import CUBLAS_WORKSPACE, CUDA_CONTEXT, Ledger
 from helpers.lessons.training_step import Step
-from helpers.models import assets, inspection
+from helpers.models import assets
 from helpers.recipes.training_memory import measure_peak as peak_of_call
 
 import torch
 from torch._guards import detect_fake_mode
-from torch.nn import Module
-from torch.optim.optimizer import Optimizer
 
-CPU_ASSUMPTIONS = (
-    "what PyTorch's CPU allocator hands out; the process and its libraries come on top",
-    "in 16 bit, buffers that oneDNN takes on processors with 16-bit instructions come on top",
-)
-CUDA_ASSUMPTIONS = (
-    "modelled from PyTorch's source, not yet confirmed on a GPU",
-    "a CUDA context of 400 MiB (300 to 600, by GPU and driver) and 8 MiB for cuBLAS (32 on a "
-    "Hopper GPU)",
-    "memory-efficient fused attention, fused dropout, the optimizer's foreach implementation",
-    "blocks packed perfectly into the allocator's segments: fragmentation comes on top",
-)
 ORDER = ("weights", "gradients", "optimizer", "activations", "inputs")
 TERMS = (*ORDER, "workspace", "allocator", "context")
 
@@ -43,14 +34,12 @@ class Peak:
 
     Attributes:
         terms: Bytes by what they are for.
-        moment: Where in the step it came.
-        assumptions: What the prediction rests on.
+        moment: The phase of the step in which it came.
         phases: The terms at the highest moment of the forward pass, backward pass, optimizer step.
     """
 
     terms: dict[str, int]
     moment: str
-    assumptions: tuple[str, ...]
     phases: dict[str, dict[str, int]]
 
     @property
@@ -68,17 +57,6 @@ class Peak:
         if self.total <= gib_to_bytes(gib) * (1 - margin):
             return "fits"
         return "tight" if self.total <= gib_to_bytes(gib) else "does not fit"
-
-    def __str__(self) -> str:
-        terms = ", ".join(f"{name} {format_bytes(size)}" for name, size in self.terms.items())
-        return f"{format_bytes(self.total)} ({terms}), reached in the {self.moment}"
-
-    def _repr_html_(self) -> str:
-        cells = ""
-        for name, size in [*self.terms.items(), ("total", self.total)]:
-            cells += f"<tr><th>{name}</th><td>{format_bytes(size)}</td></tr>"
-        assumed = "; ".join(self.assumptions)
-        return f"<table>{cells}</table><p>In the {self.moment}. Assumed: {assumed}.</p>"
 
 
 _predicted: dict[str, Peak] = {}  # a widget asks again and again
@@ -103,8 +81,7 @@ def predict_peak(config, batch: int, length: int, *, device: str = "cpu", **opti
     if device not in ("cpu", "cuda"):
         raise ValueError(f'device has to be "cpu" or "cuda", not {device!r}')
     if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
-        message = "a prediction does not see autocast around it"
-        raise ValueError(f"{message}: give mixed_precision=True, outside of that block")
+        raise ValueError("predict outside of the autocast block, with mixed_precision=True")
     config = assets.config(config) if isinstance(config, str) else config
     # As text, else True would find the answer for 1. The CPU's kernels have buffers for a thread.
     key = repr((config, batch, length, device, sorted(options.items()), torch.get_num_threads()))
@@ -121,36 +98,28 @@ def predict_peak(config, batch: int, length: int, *, device: str = "cpu", **opti
 
 
 def _watch(step: Step, ledger: Ledger) -> None:
-    """Label what is there before a step, and let the ledger know what the step is doing."""
+    """Label what is there before a step, and every gradient as soon as it is made."""
     optimizer = step.optimizer.state if step.optimizer else {}
     for label, held in (("weights", step.model), ("inputs", step.inputs), ("optimizer", optimizer)):
         for tensor in alive(held):
             ledger.relabel(tensor, label)
-
-    def got_gradient(parameter: torch.Tensor, name: str) -> None:
-        ledger.where = name
-        ledger.relabel(parameter.grad, "gradients")
-
-    for name, module in step.model.named_modules():
-        module.register_forward_pre_hook(lambda *_, name=name: setattr(ledger, "where", name))
-    for name, parameter in step.model.named_parameters():
+    for parameter in step.model.parameters():
         if parameter.requires_grad:
-            hook = parameter.register_post_accumulate_grad_hook
-            hook(lambda parameter, name=name: got_gradient(parameter, name))
+            parameter.register_post_accumulate_grad_hook(
+                lambda trained: ledger.relabel(trained.grad, "gradients")
+            )
     ledger.peaks.clear()
 
 
 def _peak(ledger: Ledger) -> Peak:
     phases = {}
-    for phase, (_, held, _, rounding) in ledger.peaks.items():
+    for phase, (_, held, rounding) in ledger.peaks.items():
         phases[phase] = {name: held[name] for name in ORDER if held[name]}
         if ledger.cuda:
             own = {"workspace": CUBLAS_WORKSPACE, "allocator": rounding, "context": CUDA_CONTEXT}
             phases[phase] |= own
     highest = max(ledger.peaks, key=lambda phase: ledger.peaks[phase][0])
-    moment = f"{highest}, at {ledger.peaks[highest][2]}"
-    assumptions = CUDA_ASSUMPTIONS if ledger.cuda else CPU_ASSUMPTIONS
-    return Peak(phases[highest], moment, assumptions, phases)
+    return Peak(phases[highest], highest, phases)
 
 
 def largest_batch(config, length: int, gib: float, *, margin: float = 0.1, **options) -> int:
@@ -180,25 +149,17 @@ def largest_batch(config, length: int, gib: float, *, margin: float = 0.1, **opt
 
 @dataclass(frozen=True)
 class Measured:
-    """What a step really took, in bytes; the CPU's allocator reserves nothing (None)."""
+    """What a step really took, in bytes.
+
+    Attributes:
+        allocated: By tensors, at the highest moment.
+        reserved: By PyTorch, which keeps the rest for the next tensors; nothing (None) on the CPU.
+        process: Everything: on a GPU with the CUDA context, on the CPU with Python's libraries.
+    """
 
     allocated: int
     reserved: int | None
     process: int
-
-    def __str__(self) -> str:
-        lines = [
-            f"allocated {format_bytes(self.allocated)}: what tensors took at the highest moment."
-        ]
-        process = f"process {format_bytes(self.process)}"
-        if self.reserved is None:
-            return f"{lines[0]}\n{process}: with Python and all libraries."
-        kept = format_bytes(self.reserved - self.allocated)
-        reserved = f"reserved {format_bytes(self.reserved)}"
-        lines.append(f"{reserved}: PyTorch keeps {kept} of it for the next tensors.")
-        context = format_bytes(max(self.process - self.reserved, 0))
-        lines.append(f"{process}: {context} of it is the CUDA context, which stays.")
-        return "\n".join(lines)
 
 
 def measure_peak(function: Callable[[], object], *holding, device: str = "cpu") -> Measured:
@@ -211,36 +172,18 @@ def measure_peak(function: Callable[[], object], *holding, device: str = "cpu") 
         device: "cpu" or "cuda".
 
     Raises:
-        RuntimeError: On a fake GPU, without CUDA, and within another measurement.
+        RuntimeError: On a fake GPU and within another measurement.
     """
     if detect_fake_mode() is not None:
         raise RuntimeError("nothing is allocated on a fake GPU: read gpu.allocated")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise RuntimeError("PyTorch finds no CUDA here. Predict with device='cuda' instead.")
     if torch.autograd._profiler_enabled():
         raise RuntimeError("a profiler is running, so its events would be lost: measure outside")
     before = storage_bytes(alive(holding))
-    synchronize()
     peak = peak_of_call(function, torch.device(device))
     if device == "cpu":
         return Measured(before + peak, None, process_memory())
-    synchronize()
     free, total = torch.cuda.mem_get_info()
     return Measured(peak, torch.cuda.max_memory_reserved(), total - free)
-
-
-def state_bytes(model: Module, optimizer: Optimizer | None = None) -> dict[str, int]:
-    """Count parameters and trainable ones (numbers), weights, gradients and optimizer (bytes)."""
-    parameters = list(model.parameters())
-    packed = [module.weight() for module in model.modules() if inspection.is_packed(module)]
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    return {
-        "parameters": sum(p.numel() for p in parameters),
-        "trainable": sum(p.numel() for p in parameters if p.requires_grad),
-        "weights": storage_bytes(parameters + packed),
-        "gradients": storage_bytes(gradients),
-        "optimizer": storage_bytes(alive(optimizer.state)) if optimizer else 0,
-    }
 
 
 def alive(value: Any) -> Iterator[torch.Tensor]:
@@ -256,7 +199,7 @@ def storage_bytes(tensors) -> int:
     storages = {}
     for tensor in tensors:
         for part in plain(tensor):
-            if part.layout == torch.strided and not (part.is_meta and detect_fake_mode() is None):
+            if part.layout == torch.strided and not part.is_meta:
                 storage = part.untyped_storage()
                 storages[storage._cdata] = storage.nbytes()
     return sum(storages.values())

@@ -20,19 +20,17 @@ from transformers import AutoModelForSequenceClassification
 def freeze_part(model: Module, part: str | int) -> None:
     """Take a part out of training: no gradients, no optimizer state, no dropout.
 
-    Call it after `model.train()`. A part is "body" (all but the head), "embeddings", or n: the
-    embeddings and n layers. Raises ValueError for any other.
+    Call it after `model.train()`. A part is "body" (all but the head), or n: the embeddings and n
+    layers. Raises ValueError for more layers than there are.
     """
     if part == "body":
         freeze_body(model)
         return
     body = model.base_model
     layers = getattr(body, "encoder", getattr(body, "transformer", None)).layer
-    count = 0 if part == "embeddings" else part
-    if not isinstance(count, int) or not 0 <= count <= len(layers):
-        allowed = f'"body", "embeddings" or 0 to {len(layers)} layers'
-        raise ValueError(f"freeze takes {allowed}, not {part!r}")
-    for module in [body.embeddings, *layers[:count]]:
+    if not 0 <= part <= len(layers):
+        raise ValueError(f'freeze takes "body" or 0 to {len(layers)} layers, not {part}')
+    for module in [body.embeddings, *layers[:part]]:
         module.requires_grad_(False).eval()
 
 
@@ -72,8 +70,6 @@ class Step:
         """
         if mode not in ("training", "inference") or min(batch, length, accumulate) < 1:
             raise ValueError(f"{mode} of {batch} x {length}, {accumulate} times, is not a step")
-        if mixed_precision and "32" not in str(options.get("dtype", "float32")):
-            raise ValueError("mixed precision keeps float32 weights: give it or a 16-bit dtype")
         self.model = build_model(config, mode == "training", device, **options)
         limit = inspection.max_input_length(self.model)
         if length > limit:
@@ -137,12 +133,7 @@ def build_model(
             float32, and each keeps a float32 copy of its input for the backward pass.
         dtype: Of the weights.
         attention: The implementation.
-
-    Raises:
-        ValueError: For LoRA together with freezing.
     """
-    if lora and freeze is not None:
-        raise ValueError("LoRA freezes every layer by itself: give either lora or freeze")
     config = copy.deepcopy(config)
     config.use_cache, config.problem_type = False, None  # the kind of loss makes no difference
     dtype = getattr(torch, str(dtype).removeprefix("torch."))

@@ -38,7 +38,7 @@ def _drawn(rng: random.Random, base: bool) -> tuple:
         options["optimizer"] = rng.choice(["adamw", "sgd"])
         options["accumulate"] = rng.choice([1, 1, 4])
         options["checkpointing"] = rng.random() < 0.3
-        lever = rng.choice(["", "", "embeddings", "body", "layers", "lora"])
+        lever = rng.choice(["", "", "body", "layers", "lora"])
         if lever == "lora":
             options["lora"] = rng.choice([2, 8])
         elif lever == "layers":

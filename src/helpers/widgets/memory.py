@@ -32,21 +32,17 @@ LEVERS = {
 
 def picture(peak: memory.Peak, title: str) -> str:
     """Return a peak as a stacked bar against common GPUs (HTML), with the verdicts."""
-    verdicts = {size: peak.verdict(size) for size in SIZES}
-    fits = [size for size in SIZES if verdicts[size] == "fits"]
-    largest = max(8, min(fits, default=80))  # of the GPUs that are drawn
     fig, axes = plots.plt.subplots(figsize=(8, 2.2))
     left = 0.0
     for name, colour in zip(memory.TERMS, COLOURS, strict=True):
         width = peak.terms.get(name, 0) / 2**30
         axes.barh(0, width, left=left, color=colour, label=name)
         left += width
-    for size in (size for size in SIZES if size <= largest):
-        axes.axvline(size, color=plots.GREY, linestyle="--")
-        axes.annotate(size, (size, 1), xycoords=("data", "axes fraction"), ha="center", va="bottom")
-    axes.set(yticks=[], xlabel="GiB (dashed: sizes of GPUs)", xlim=(0, max(left, largest) * 1.03))
+    next_gpu = next((size for size in SIZES[1:] if size >= left), left)
+    axes.set(yticks=[], xticks=SIZES, xlabel="GiB (marked: common GPUs)", xlim=(0, next_gpu * 1.03))
+    axes.grid(axis="x", linestyle="--")
     axes.legend(ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.35), fontsize=9)
-    gpus = ", ".join(f"{size} GiB: {verdict}" for size, verdict in verdicts.items())
+    gpus = ", ".join(f"{size} GiB: {peak.verdict(size)}" for size in SIZES)
     return plots.html(fig, f"{title}: {left:.2f} GiB, reached in the {peak.moment}. {gpus}.")
 
 
