@@ -24,7 +24,6 @@ def plan(tiny_config):
         "copies": 1,
         "budgets": (256,),
         "against_cpu": [(tiny, (1, 8))],
-        "square": 64,
     }
     assert small.keys() == full.keys()
     return small

@@ -51,7 +51,6 @@ def full_plan() -> dict:
         "copies": 10,  # of the 300 sentences
         "budgets": (2048, 8192, 32768, 65536),  # tokens in a batch
         "against_cpu": list(itertools.product((shallow, minilm, scibert), small)),
-        "square": 8192,  # of the matrix product that shows what the GPU reaches
     }
 
 
@@ -84,7 +83,6 @@ def report(device: str = "cuda", plan: dict | None = None) -> dict:
         "weights": "random, in the true architectures",
         "16-bit": _name(half),
         "units": UNITS,
-        "reached": _reached(device, plan["square"], half),
         "memory": [_memory(device, *case) for case in plan["memory"]],
         "throughput": _throughput(device, plan, half),
         "sentences": _sentences(device, plan, half),
@@ -136,18 +134,6 @@ def _model(config, device: str, dtype=torch.float32) -> BertModel:
 @torch.inference_mode()
 def _forward(ids, model):
     return model(input_ids=ids.to(model.device)).last_hidden_state
-
-
-def _reached(device: str, square: int, half) -> dict:
-    """What the device reaches in a large product and a large copy, whatever the data sheet says."""
-    a, b = torch.randn(2, square, square, device=device)
-    c = a.to(half)
-    found = {}
-    for name, call in (("float32", lambda _: a @ a), (_name(half), lambda _: c @ c)):
-        ms = _rows({name: (call, (0,))})[name]["ms"]
-        found[f"{name} TFLOP/s"] = 2 * square**3 / ms / 1e9
-    ms = _rows({"copy": (lambda _: b.copy_(a), (0,))})["copy"]["ms"]
-    return found | {"GB/s": 2 * a.nbytes / ms / 1e6}
 
 
 def _memory(device: str, config, shape: tuple[int, int], options: dict) -> dict:

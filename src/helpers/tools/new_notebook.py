@@ -2,7 +2,6 @@
 
 import argparse
 import re
-import sys
 from pathlib import Path
 
 from helpers.core import files
@@ -51,7 +50,3 @@ def main(argv: list[str] | None = None) -> int:
         "notebook and its solutions, and stores them with their outputs."
     )
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -9,7 +9,6 @@ import argparse
 import base64
 import os
 import re
-import sys
 from pathlib import Path
 
 from helpers.core import files
@@ -126,7 +125,3 @@ def main(argv: list[str] | None = None) -> int:
         store(path)
     write_tables()
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
