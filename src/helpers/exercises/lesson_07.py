@@ -1,5 +1,6 @@
 """Checks for the exercises of notebook 07 (SciBERT on GPUs)."""
 
+import itertools
 from collections.abc import Callable
 
 from helpers.exercises import exercise
@@ -58,17 +59,10 @@ def _window_fault(ids: list[int], limit: int, windows: list[list[int]]) -> str |
     if any(not len(window) or window[0] != 101 or window[-1] != 102 for window in windows):
         return "a window does not begin with [CLS] (ids[0]) and end with [SEP] (ids[-1])"
     pieces = [list(window[1:-1]) for window in windows]
-    if missing := set(ids[1:-1]).difference(*pieces):
-        return f"{len(missing)} tokens of the text are in no window"
+    if list(itertools.chain(*pieces)) != ids[1:-1]:
+        return "the windows' tokens, one window after the other, are not the text"
     if not windows or (len(ids) > 2 and [] in pieces):
         return "a window holds no token, or there is none: every text needs a vector"
-    starts = [piece[0] - 999 for piece in pieces if piece]  # the token 1000 stands at ids[1]
-    ends = [piece[-1] for piece in pieces if piece]
-    for start, piece in zip(starts, filter(None, pieces), strict=True):
-        if piece != ids[start : start + len(piece)]:
-            return "a window holds something else than a piece of the text, in its order"
-    if sorted(set(starts)) != starts or sorted(set(ends)) != ends:
-        return "a window has to begin and to end after the one before it (overlap is allowed)"
     return None
 
 

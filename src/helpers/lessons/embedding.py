@@ -27,7 +27,6 @@ class EmbeddingReport:
     padding: int = 0  # positions computed for nothing
     cut_texts: int = 0  # longer than the model reads
     cut_tokens: int = 0
-    device: str = ""
     dtype: str = ""
 
 
@@ -78,9 +77,9 @@ def stream(
     _check(texts, model, tokenizer)
     body = _prepare(model, precision)
     report = EmbeddingReport() if report is None else report
-    report.device, report.dtype = body.device.type, str(body.dtype).removeprefix("torch.")
+    report.dtype = str(body.dtype).removeprefix("torch.")
     if max_tokens is None:
-        max_tokens = 1024 if report.device == "cpu" else 32768
+        max_tokens = 1024 if body.device.type == "cpu" else 32768
     limit = int(min(inspection.max_input_length(model), tokenizer.model_max_length))
     texts = iter(texts)
     while chunk := list(itertools.islice(texts, CHUNK)):

@@ -1,24 +1,22 @@
 """How fast a GPU could be: the roofline of a BERT (notebook 07)."""
 
-# The vendors' data sheets, by the names that PyTorch gives: TFLOP/s of dense 16-bit products
-# (bfloat16; float16 on T4 and V100, which have no bfloat16 units), TFLOP/s of float32 without
-# TensorFloat-32, GB/s of memory.
-PEAKS = {
-    "Tesla T4": (65, 8.1, 320),
-    "Tesla V100-SXM2-16GB": (125, 15.7, 900),
-    "Tesla V100-SXM2-32GB": (125, 15.7, 900),
-    "NVIDIA A100-SXM4-40GB": (312, 19.5, 1555),
-    "NVIDIA A100-SXM4-80GB": (312, 19.5, 2039),
-    "NVIDIA L4": (121, 30.3, 300),
-    "NVIDIA H100 PCIe": (756, 51, 2000),
-    "NVIDIA H100 80GB HBM3": (989, 67, 3350),
-    "NVIDIA H200": (989, 67, 4800),
-}
+from helpers.core import files
+
+import pandas as pd
 
 
 def peaks(gpu: str) -> tuple[float, float, float] | None:
-    """Return the row of `PEAKS` with exactly this name, or None: an L40S is not an L4."""
-    return PEAKS.get(gpu)
+    """Return what a GPU's data sheet promises, or None: an L40S is not an L4.
+
+    Args:
+        gpu: The name that PyTorch gives it.
+
+    Returns:
+        TFLOP/s of dense 16-bit products (bfloat16; float16 where there are no units for it),
+        TFLOP/s of float32 without TensorFloat-32, GB/s of memory.
+    """
+    table = pd.read_csv(files.DATA / "gpu_peaks.tsv", sep="\t", index_col="GPU")
+    return tuple(table.loc[gpu].tolist()) if gpu in table.index else None
 
 
 def flops(config, length: int, texts: int = 1) -> int:

@@ -1,1 +1,1 @@
-"""Interactive explorers: memory, quantization, temperature, pipeline chooser, live curve."""
+"""Interactive explorers: memory, quantization, temperature, pipeline chooser."""
