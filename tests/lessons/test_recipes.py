@@ -55,9 +55,9 @@ def folder(classifier, tokenizer, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def exported(classifier, tmp_path_factory):
+def exported(classifier, tokenizer, tmp_path_factory):
     path = tmp_path_factory.mktemp("onnx") / "model.onnx"
-    return onnx_export.export(classifier, path)
+    return onnx_export.export(classifier, path, tokenizer)
 
 
 @pytest.fixture
@@ -211,7 +211,7 @@ def test_parity_sees_swapped_inputs(exported, classifier, tokenizer, monkeypatch
 def test_a_model_without_segments_is_exported(tokenizer, tmp_path):
     config = DistilBertConfig(vocab_size=100, dim=32, n_layers=1, n_heads=2, hidden_dim=64)
     model = DistilBertForSequenceClassification(config).eval()
-    session = onnx_export.open_session(onnx_export.export(model, tmp_path / "m.onnx"))
+    session = onnx_export.open_session(onnx_export.export(model, tmp_path / "m.onnx", tokenizer))
     assert {entry.name for entry in session.get_inputs()} == {"input_ids", "attention_mask"}
     assert onnx_export.parity(model, session, tokenizer) < 1e-4
 

@@ -26,7 +26,7 @@ SEPARATE = {"recipes", "widgets"}
 # Lines. The rest, tools and tests are on their way to 5,500, 2,000 and 9,000: these only go down.
 LARGEST = {"recipes": 1_000, "tools": 2_070, "the rest": 6_380, "tests": 9_480}
 LONGEST_MODULE, LONGEST_FUNCTION = 300, 50
-RECIPE_MODULE, RECIPE_FUNCTION = 130, 25
+RECIPE_MODULE, RECIPE_FUNCTION = 135, 25
 OURS = ("helpers", "tests")
 
 
