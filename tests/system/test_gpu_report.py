@@ -1,6 +1,5 @@
 """gpu_report: all of its logic, on the CPU with small models; no GPU can be had here."""
 
-import functools
 import json
 
 from helpers.core import cuda, machine
@@ -31,9 +30,7 @@ def plan(tiny_config):
 
 @pytest.fixture(scope="module")
 def result(plan):
-    with pytest.MonkeyPatch.context() as patch:  # without a C++ compiler's half a minute
-        patch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
-        return gpu_report.report("cpu", plan)
+    return gpu_report.report("cpu", plan)
 
 
 def test_the_report_is_complete(result, plan):
@@ -47,7 +44,6 @@ def test_the_report_is_complete(result, plan):
     exact = [row for row in result["throughput"] if row["dtype"] == "float32"]
     assert [(row["batch"], row["length"]) for row in exact] == plan["shapes"]
     assert all(row["TFLOP/s"] > 0 for row in result["throughput"] if "failed" not in row)
-    assert [row["compiled"] for row in result["throughput"] if "compiled" in row] == [True]
     embeds = [f"embed, {dtype}, 256 tokens" for dtype in ("float32", "bfloat16")]
     assert [row["arm"] for row in result["sentences"]] == ["naive", *embeds]
     assert result["against_cpu"][0]["CPU ms"] > 0
@@ -62,7 +58,7 @@ def test_the_full_plan_is_as_large_as_promised_and_the_file_small(result):
     row = {
         name: len(json.dumps(result[name])) / len(result[name]) for name in result if result[name]
     }
-    calls = 2 * len(plan["shapes"]) + 1
+    calls = 2 * len(plan["shapes"])
     assert row["memory"] * len(plan["memory"]) + row["throughput"] * calls < 100_000
 
 

@@ -9,9 +9,7 @@ from pathlib import Path
 
 from helpers.core import machine
 from helpers.tools import bench_corpus, bench_engines, bench_memory
-from helpers.tools.bench_report import RECORDED, Part, add, load, write
-
-__all__ = ["PARTS", "RECORDED", "Part", "load", "main", "write"]
+from helpers.tools.bench_report import Part, add, load, write
 
 PARTS: dict[str, Callable[[bool], Part]] = {
     "notebooks": bench_corpus.notebooks,
