@@ -16,8 +16,8 @@ def check_00_1(
     if not pair or answer[1] not in ("positive", "negative"):
         return 'the answer is a pair: (a sentence, "positive" or "negative")'
     sentence, label = answer
-    if not isinstance(sentence, str) or len(sentence.split()) < 3:
-        return "the first of the two has to be a sentence, three words at least"
+    if len(sentence.split()) < 3:
+        return "the sentence needs three words at least"
     chance = float(classify([sentence])[0])
     if (chance > 0.5) == (label == "positive"):
         return (

@@ -84,14 +84,11 @@ def load(
     report = LoadReport(model, checked)
     given = _match(state, report)
     problems = _compare(given, allow_missing, report)
-    share, total = len(report.loaded), len(model.state_dict())
-    if 2 * share < total:
-        problems.append("less than half of the model is in the file")
     if problems:
+        share = f"{len(report.loaded)} of whose {len(model.state_dict())} weights it has"
         raise CheckpointError(
-            f"{Path(path).name} does not fit {type(model).__name__}, {share} of whose {total} "
-            f"weights it has: {'; '.join(problems)}. Parts that the file may lack: "
-            "allow_missing=[...]"
+            f"{Path(path).name} does not fit {type(model).__name__}, {share}: "
+            f"{'; '.join(problems)}. Parts that the file may lack: allow_missing=[...]"
         )
     _fill(given, build, report)
     return report

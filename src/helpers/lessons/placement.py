@@ -22,10 +22,6 @@ ACCEPTED = (
     "'auto', 'cpu', 'cuda', 'cuda:0', 'cuda:1', ..., 'mps', 'meta', a torch.device, 0, 1, ... "
     "(a GPU) or -1 (cpu)"
 )
-RENUMBERED = (
-    "; those that CUDA_VISIBLE_DEVICES makes visible are renumbered from 0, whatever nvidia-smi "
-    "calls them, and it counts only when set before torch starts CUDA"
-)
 
 
 def resolve_device(spec: Any = "auto", *, counts: dict[str, int] | None = None) -> torch.device:
@@ -57,7 +53,7 @@ def resolve_device(spec: Any = "auto", *, counts: dict[str, int] | None = None) 
     if index >= counts.get(kind, 0):
         raise RuntimeError(
             f"{spec!r} was asked for, but this process sees {counts.get(kind, 0)} {kind} "
-            f"device(s){RENUMBERED if kind == 'cuda' else ''}."
+            "device(s), numbered from 0 (CUDA_VISIBLE_DEVICES can hide GPUs)"
         )
     return torch.device(kind, index)
 
