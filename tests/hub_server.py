@@ -1,18 +1,10 @@
 """A model hub and a package index on the loopback address, which misbehave on demand.
 
-Speaks as much of the hub's protocol as transformers and huggingface_hub use to load a pinned
-revision: resolve (HEAD and GET, etags, commit, Range, large files redirected to a "download
-server"), model info and tree. By hand:
-
-    python tests/hub_server.py --repo OWNER/NAME=FOLDER --misbehave 'weights=429'
-
-and HF_ENDPOINT=<the address it prints> for whoever shall use it.
+Speaks as much of the hub's protocol as is used to load a pinned revision: resolve (HEAD and GET,
+etags, commit, Range, large files redirected to a "download server").
 """
 
-import argparse
-import contextlib
 import hashlib
-import json
 import re
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -21,7 +13,6 @@ from urllib.parse import unquote, urlsplit
 
 from helpers.models import catalogue
 
-MODES = ("404", "429", "500", "cut", "stall", "silent")
 LARGE = 100_000  # bytes from which a file has a SHA-256 etag and is redirected, as on the hub
 
 
@@ -35,17 +26,15 @@ class HubServer:
     connections is one whose `with` block has ended.
     """
 
-    def __init__(
-        self, repos: dict[str, Path] | None = None, packages: Path | None = None, port: int = 0
-    ):
-        self.repos = {hub_id: Path(folder) for hub_id, folder in (repos or {}).items()}
+    def __init__(self, repos: dict[str, Path], packages: Path | None = None):
+        self.repos = repos
         self.packages = packages
         self.requests: list[tuple[str, str, dict]] = []
         self.rules: list[list] = []
         self.closing = threading.Event()
         self.digests: dict[Path, tuple[str, str]] = {}
         handler = type("Handler", (_Handler,), {"hub": self})
-        self.server = ThreadingHTTPServer(("127.0.0.1", port), handler)
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self.server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self.server.server_port}"
 
@@ -59,8 +48,6 @@ class HubServer:
         self.server.server_close()
 
     def misbehave(self, pattern: str, mode: str, times: int | None = None) -> None:
-        if mode not in MODES:
-            raise ValueError(f"{mode!r} is none of {', '.join(MODES)}")
         self.rules.append([pattern, mode, times])
 
     def mode_of(self, path: str) -> str | None:
@@ -104,10 +91,6 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
         elif self.mode in ("404", "429", "500"):
             self.answer(int(self.mode), b"", {"Retry-After": "30"} if self.mode == "429" else {})
-        elif match := re.fullmatch(
-            r"/api/models/([^/]+/[^/]+)(?:/(revision|tree)/([^/]+).*)?", path
-        ):
-            self.api(*match.groups())
         elif match := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
             self.resolve(*match.groups())
         elif match := re.fullmatch(r"/large/([^/]+/[^/]+)/(.+)", path):
@@ -123,34 +106,11 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self.answer(404, b"")
 
-    def folder(self, hub_id: str, revision: str | None) -> Path | None:
-        """The repository's folder; answers 404 in the hub's words if there is none."""
-        if hub_id not in self.hub.repos:
-            self.answer(404, b"", {"X-Error-Code": "RepoNotFound"})
-        elif revision not in (None, "main", self.hub.revision(hub_id)):
-            self.answer(404, b"", {"X-Error-Code": "RevisionNotFound"})
-        else:
-            return self.hub.repos[hub_id]
-        return None
-
-    def api(self, hub_id: str, kind: str | None, revision: str | None):
-        if (folder := self.folder(hub_id, revision)) is None:
-            return
-        files = [file for file in sorted(folder.rglob("*")) if file.is_file()]
-        names = [file.relative_to(folder).as_posix() for file in files]
-        if kind == "tree":
-            answer = []
-            for name, file in zip(names, files, strict=True):
-                row = {"type": "file", "path": name, "size": file.stat().st_size}
-                answer.append(row | {"oid": self.hub.etag(file)[0]})
-        else:
-            siblings = [{"rfilename": name} for name in names]
-            answer = {"id": hub_id, "sha": self.hub.revision(hub_id), "siblings": siblings}
-        self.answer(200, json.dumps(answer).encode(), {"Content-Type": "application/json"})
-
     def resolve(self, hub_id: str, revision: str, name: str):
-        if (folder := self.folder(hub_id, revision)) is None:
+        if hub_id not in self.hub.repos or revision != self.hub.revision(hub_id):
+            self.answer(404, b"", {"X-Error-Code": "RevisionNotFound"})
             return
+        folder = self.hub.repos[hub_id]
         commit = {"X-Repo-Commit": self.hub.revision(hub_id)}
         if not (folder / name).is_file():
             self.answer(404, b"", commit | {"X-Error-Code": "EntryNotFound"})
@@ -188,19 +148,3 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = half
             if self.mode == "stall":
                 self.hub.closing.wait(60)
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--repo", action="append", default=[], metavar="HUB_ID=FOLDER")
-    parser.add_argument("--packages", type=Path, metavar="FOLDER", help="a folder of archives")
-    parser.add_argument("--misbehave", action="append", default=[], metavar="PATTERN=MODE")
-    parser.add_argument("--port", type=int, default=0)
-    options = parser.parse_args()
-    repos = dict(repo.split("=", 1) for repo in options.repo)
-    with HubServer(repos, options.packages, options.port) as server:
-        for rule in options.misbehave:
-            server.misbehave(*rule.rsplit("=", 1))
-        print(server.url, flush=True)
-        with contextlib.suppress(KeyboardInterrupt):
-            threading.Event().wait()

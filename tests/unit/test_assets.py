@@ -23,7 +23,7 @@ from hub_server import HubServer
 
 import pytest
 import torch
-from huggingface_hub import snapshot_download, try_to_load_from_cache
+from huggingface_hub import try_to_load_from_cache
 from transformers import (
     AutoModel,
     AutoModelForSequenceClassification,
@@ -253,19 +253,6 @@ def test_copy_in_the_users_own_cache_counts(entries, repo, tmp_path, no_network)
     snapshot = locate.snapshots(entries["bert-base"])[-1]
     shutil.copytree(repo, snapshot)
     assert str(assets.model("bert-base").provenance) == f"BERT-base: hub {HUB_ID}@01234567"
-
-
-def test_hub_server_speaks_to_plain_transformers(hub, repo, tmp_path, monkeypatch):
-    """The libraries' own download has to accept the loopback hub."""
-    template = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
-    monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
-    where = {"revision": REVISION, "cache_dir": tmp_path / "plain"}
-    snapshot = Path(snapshot_download(HUB_ID, endpoint=hub.url, **where))
-    weights = (repo / "model.safetensors").read_bytes()
-    assert (snapshot / "model.safetensors").read_bytes() == weights
-    where["cache_dir"] = tmp_path / "plainer"
-    assert AutoModel.from_pretrained(HUB_ID, **where).embeddings.LayerNorm.bias[0] == 0.25
 
 
 def test_case_99_bin_only_repository_starts_no_conversion(entries, repo, tmp_path, monkeypatch):
