@@ -3,6 +3,7 @@
 import ctypes
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 from helpers.core import cuda, machine, processes
 
@@ -126,14 +127,12 @@ ARM = "processor\t: 0\nFeatures\t: fp asimd {}\n"
     ("text", "present"),
     [
         (X86.format("avx2"), {"avx2"}),
-        (X86.format("avx2 avx512f avx512_vnni"), {"avx2", "avx512", "avx512_vnni"}),
         (X86.format("avx2 avx_vnni"), {"avx2", "avx_vnni"}),
         (
             X86.format("avx2 avx512f avx512_vnni avx512_bf16 amx_bf16 amx_tile amx_int8"),
             {"avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8"},
         ),
         (ARM.format("asimddp i8mm bf16"), {"arm_dotprod", "arm_i8mm", "arm_bf16"}),
-        (ARM.format("asimddp"), {"arm_dotprod"}),
         (X86.format(""), set()),
     ],
 )
@@ -148,17 +147,10 @@ def test_unknown_features_are_absent_and_nothing_fails(tmp_path, monkeypatch):
     values = {"hw.optional.arm.FEAT_DotProd": "1"}
     monkeypatch.setattr(machine, "sysctl", lambda name: values.get(name, ""))
     assert machine.cpu_features(tmp_path, "darwin") == {"arm_dotprod": True}
-    kernel32 = type(
-        "Kernel32",
-        (),
-        {"IsProcessorFeaturePresent": staticmethod(lambda number: int(number == 40))},
-    )
-    monkeypatch.setattr(ctypes, "windll", type("Windll", (), {"kernel32": kernel32}), raising=False)
-    assert machine.cpu_features(tmp_path, "win32") == {
-        "avx2": True,
-        "avx512": False,
-        "arm_dotprod": False,
-    }
+    kernel32 = SimpleNamespace(IsProcessorFeaturePresent=lambda number: int(number == 40))
+    monkeypatch.setattr(ctypes, "windll", SimpleNamespace(kernel32=kernel32), raising=False)
+    found = machine.cpu_features(tmp_path, "win32")
+    assert found == {"avx2": True, "avx512": False, "arm_dotprod": False}
 
 
 def facts(**changes) -> dict:
@@ -173,13 +165,10 @@ def facts(**changes) -> dict:
     [
         ({"names": (), "torch": None}, "torch is not installed"),
         ({"names": (), "gpu": False, "driver": False}, "no NVIDIA GPU"),
-        ({"names": (), "gpu": False, "driver": False, "build": None}, "no NVIDIA GPU"),
         ({"names": (), "gpu": None, "driver": False, "system": "win32"}, "no NVIDIA GPU"),
         ({"names": (), "build": None}, "CPU-only build"),
-        ({"names": (), "build": None, "driver": False}, "CPU-only build"),
         ({"names": (), "build": None, "gpu": None, "system": "win32"}, "CPU-only build"),
         ({"names": (), "driver": False}, "no driver"),
-        ({"names": (), "visible": ""}, "CUDA_VISIBLE_DEVICES=''"),
         ({"names": (), "visible": "-1"}, "CUDA_VISIBLE_DEVICES='-1'"),
         ({"names": ()}, "nvidia-smi"),
         ({"names": (), "system": "darwin", "build": None, "gpu": None, "driver": False}, "'mps'"),
