@@ -23,6 +23,7 @@ from helpers.recipes.training_memory import measure_peak as peak_of_call
 
 import torch
 from torch._guards import detect_fake_mode
+from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
 ORDER = ("weights", "gradients", "optimizer", "activations", "inputs")
 TERMS = (*ORDER, "workspace", "allocator", "context")
@@ -36,11 +37,13 @@ class Peak:
         terms: Bytes by what they are for.
         moment: The phase of the step in which it came.
         phases: The terms at the highest moment of the forward pass, backward pass, optimizer step.
+        attention: The implementation that the model takes: "sdpa" or "eager".
     """
 
     terms: dict[str, int]
     moment: str
     phases: dict[str, dict[str, int]]
+    attention: str
 
     @property
     def total(self) -> int:
@@ -63,7 +66,9 @@ _predicted: dict[str, Peak] = {}  # a widget asks again and again
 
 
 def predict_peak(config, batch: int, length: int, *, device: str = "cpu", **options) -> Peak:
-    """Predict the memory peak of one `Step(config, batch, length, **options)`.
+    """Predict the memory peak of one `Step(config, batch, length, **options)`, a classifier's.
+
+    `head="masked-lm"` is for the pretraining task.
 
     Gradients that are still being made count as activations, the optimizer's temporaries as
     optimizer. Answers are remembered.
@@ -76,7 +81,8 @@ def predict_peak(config, batch: int, length: int, *, device: str = "cpu", **opti
         options: Of `Step`.
 
     Raises:
-        ValueError: As `Step` does, and within autocast, which the prediction would not see.
+        ValueError: As `Step` does; for a model that takes shapes from values (DeBERTa-v2); within
+            autocast, which the prediction would not see.
     """
     if device not in ("cpu", "cuda"):
         raise ValueError(f'device has to be "cpu" or "cuda", not {device!r}')
@@ -92,8 +98,12 @@ def predict_peak(config, batch: int, length: int, *, device: str = "cpu", **opti
             with torch.device("cpu"):
                 step = Step(config, batch, length, **options)
             _watch(step, ledger)
-            step.run(ledger.begin)
-        _predicted[key] = _peak(ledger)
+            try:
+                step.run(ledger.begin)
+            except DynamicOutputShapeException as error:
+                message = "takes shapes from values, which a prediction has not: measure_peak()"
+                raise ValueError(f"{type(step.model).__name__} {message}") from error
+        _predicted[key] = _peak(ledger, step.model.config._attn_implementation)
     return _predicted[key]
 
 
@@ -111,7 +121,7 @@ def _watch(step: Step, ledger: Ledger) -> None:
     ledger.peaks.clear()
 
 
-def _peak(ledger: Ledger) -> Peak:
+def _peak(ledger: Ledger, attention: str) -> Peak:
     phases = {}
     for phase, (_, held, rounding) in ledger.peaks.items():
         phases[phase] = {name: held[name] for name in ORDER if held[name]}
@@ -119,7 +129,7 @@ def _peak(ledger: Ledger) -> Peak:
             own = {"workspace": CUBLAS_WORKSPACE, "allocator": rounding, "context": CUDA_CONTEXT}
             phases[phase] |= own
     highest = max(ledger.peaks, key=lambda phase: ledger.peaks[phase][0])
-    return Peak(phases[highest], highest, phases)
+    return Peak(phases[highest], highest, phases, attention)
 
 
 def largest_batch(config, length: int, gib: float, *, margin: float = 0.1, **options) -> int:

@@ -14,7 +14,7 @@ from helpers.recipes.training_memory import (
 
 import torch
 from torch.nn import Module
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification
 
 
 def freeze_part(model: Module, part: str | int) -> None:
@@ -35,7 +35,7 @@ def freeze_part(model: Module, part: str | int) -> None:
 
 
 class Step:
-    """One step of a BERT-family classifier; the optimizer's state exists already."""
+    """One step of a BERT-family model with a head; the optimizer's state exists already."""
 
     def __init__(
         self,
@@ -77,7 +77,8 @@ class Step:
         self.accumulate = accumulate
         self.autocast = torch.autocast(device, torch.bfloat16, enabled=mixed_precision)
         ids = torch.ones(batch, length, dtype=torch.long, device=device)
-        self.inputs = {"input_ids": ids, "labels": torch.zeros_like(ids[:, 0])}
+        tokens = options.get("head") == "masked-lm"
+        self.inputs = {"input_ids": ids, "labels": torch.zeros_like(ids if tokens else ids[:, 0])}
         if padded and length > 1:
             self.inputs["attention_mask"] = torch.ones_like(ids)
             self.inputs["attention_mask"][0, -1] = 0
@@ -119,9 +120,10 @@ def build_model(
     checkpointing: bool = False,
     lora: int | None = None,
     dtype: str | torch.dtype = "float32",
-    attention: Literal["sdpa", "eager"] = "sdpa",
+    attention: Literal["sdpa", "eager"] | None = None,
+    head: Literal["classifier", "masked-lm"] = "classifier",
 ) -> Module:
-    """Build a classifier with what saves memory.
+    """Build a model with a head, and with what saves memory.
 
     Args:
         config: A transformers config.
@@ -132,12 +134,14 @@ def build_model(
         lora: Rank of adapters on all linear layers. Over 16-bit weights peft keeps them in
             float32, and each keeps a float32 copy of its input for the backward pass.
         dtype: Of the weights.
-        attention: The implementation.
+        attention: The implementation; by default sdpa, or eager in families that lack it.
+        head: What is trained: the logits of a masked language model take much more.
     """
     config = copy.deepcopy(config)
     config.use_cache, config.problem_type = False, None  # the kind of loss makes no difference
     dtype = getattr(torch, str(dtype).removeprefix("torch."))
-    build = AutoModelForSequenceClassification.from_config
+    heads = {"classifier": AutoModelForSequenceClassification, "masked-lm": AutoModelForMaskedLM}
+    build = heads[head].from_config
     model = build(config, dtype=dtype, attn_implementation=attention).to(device).train(training)
     if checkpointing:
         checkpoint_layers(model)
