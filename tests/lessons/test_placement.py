@@ -241,26 +241,6 @@ def test_device_of(tiny_bert):
 # Moving
 
 
-@pytest.mark.parametrize(
-    ("thing", "in_place", "has_to"),
-    [
-        (nn.Linear(2, 2), True, True),
-        (torch.ones(2), False, True),
-        (inputs(), True, True),
-        ({"a": 1}, False, False),
-    ],
-    ids=["Module", "Tensor", "BatchEncoding", "dict"],
-)
-def test_case_06_to_without_assignment(thing, in_place, has_to):
-    assert hasattr(thing, "to") is has_to
-    if has_to:
-        returned = thing.to("meta")
-        first = next(thing.parameters()) if isinstance(thing, nn.Module) else thing
-        first = first["input_ids"] if isinstance(first, BatchEncoding) else first
-        assert (first.device == META) is in_place
-        assert (returned is thing) is in_place
-
-
 def test_case_06_move_knows_every_container():
     Pair = collections.namedtuple("Pair", "left right")
     t = torch.ones

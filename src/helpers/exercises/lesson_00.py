@@ -13,11 +13,9 @@ def check_00_1(
 ) -> str | None:
     """A sentence of three words or more and its true label, which `classify` gets wrong."""
     pair = isinstance(answer, tuple | list) and len(answer) == 2
-    if not pair or answer[1] not in ("positive", "negative"):
-        return 'the answer is a pair: (a sentence, "positive" or "negative")'
+    if not pair or answer[1] not in ("positive", "negative") or len(answer[0].split()) < 3:
+        return 'the answer is a pair: (a sentence of three words or more, "positive" or "negative")'
     sentence, label = answer
-    if len(sentence.split()) < 3:
-        return "the sentence needs three words at least"
     chance = float(classify([sentence])[0])
     if (chance > 0.5) == (label == "positive"):
         return (
