@@ -24,7 +24,7 @@ def written(path, inputs, **options):
 
 @pytest.mark.slow
 def test_exercise_1(tmp_path, said):
-    right = onnx_export.export(new_model(), tmp_path / "right.onnx").path
+    right = onnx_export.export(new_model(), tmp_path / "right.onnx")
     assert said(check_04_1, right) == "correct"
     inputs = {name: torch.ones(2, 8, dtype=torch.int64) for name in INPUTS}
     fixed = written(tmp_path / "fixed.onnx", inputs)

@@ -1,8 +1,6 @@
 """ONNX files of tiny BERT models: what is written, what it takes, mistakes that raise no error."""
 
-import gc
 import shutil
-import weakref
 
 from helpers.core import machine
 from helpers.core.quiet import quiet
@@ -19,7 +17,7 @@ import torch
 import transformers
 from transformers import BertForSequenceClassification, BertForTokenClassification, BertModel
 
-CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
+CUDA = "CUDAExecutionProvider"
 LARGE_WEIGHTS = {"initializer_range": 0.5}  # the usual ones are too small: no input matters
 SIZES = {"max_position_embeddings": 512, "num_labels": 3, **LARGE_WEIGHTS}
 
@@ -69,21 +67,19 @@ def off(model, session, inputs):
     return np.abs(onnx_inference.run(session, inputs) - right).max()
 
 
-def test_export_says_what_it_wrote(exported):
-    assert exported.files == (exported.path,)
-    assert exported.bytes == exported.path.stat().st_size
-    graph = onnx.load(exported.path).graph
+def test_a_file_has_names_free_axes_and_nothing_of_this_machine(exported):
+    graph = onnx.load(exported).graph
     assert [value.name for value in graph.input] == list(INPUTS)
     assert [value.name for value in graph.output] == ["logits"]
     axes = [axis.dim_param for axis in graph.input[0].type.tensor_type.shape.dim]
     assert axes == ["batch", "length"]
-    assert b"site-packages" not in exported.path.read_bytes()  # nothing of this machine
+    assert b"site-packages" not in exported.read_bytes()
 
 
 def test_attention_stays_one_operator_whatever_the_model_used(new, path):
     eager = new()
     eager.set_attn_implementation("eager")
-    nodes = onnx.load(onnx_export.export(eager, path).path).graph.node
+    nodes = onnx.load(onnx_export.export(eager, path)).graph.node
     assert sum(node.op_type == "Attention" for node in nodes) == eager.config.num_hidden_layers
     assert eager.config._attn_implementation == "eager"
 
@@ -100,17 +96,6 @@ def test_an_encoder_gives_hidden_states_and_pooler_and_parity_looks_at_both(new,
     with torch.no_grad():
         encoder.pooler.dense.weight.neg_()
     assert not onnx_export.parity(encoder, opened, lengths=(7,)).ok
-
-
-def test_export_keeps_hold_of_no_tensor(new, path):
-    fresh = new()
-    held = [weakref.ref(parameter) for parameter in fresh.parameters()]
-    held += [weakref.ref(parameter.untyped_storage()) for parameter in fresh.parameters()]
-    onnx_export.export(fresh, path)
-    assert all(reference() is not None for reference in held)
-    del fresh
-    gc.collect()
-    assert not any(reference() is not None for reference in held)
 
 
 @pytest.mark.slow
@@ -196,22 +181,21 @@ def test_a_wrapper_around_a_model_is_refused(new, path, name):
 def test_case_47_large_weights_get_a_second_file_and_move_together(model, path, monkeypatch):
     monkeypatch.setattr(onnx_export, "SINGLE_FILE", 1000)
     written = onnx_export.export(model, path)
-    assert [file.name for file in written.files] == ["model.onnx", "model.onnx.data"]
-    assert written.bytes == sum(file.stat().st_size for file in path.parent.glob("model*"))
-    weights = sum(weight.nbytes for weight in model.parameters())
-    assert written.files[1].stat().st_size > 0.9 * weights
+    data = path.with_name("model.onnx.data")
+    assert sorted(path.parent.iterdir()) == [written, data]
+    assert data.stat().st_size > 0.9 * sum(weight.nbytes for weight in model.parameters())
     there = path.parent / "there"
     there.mkdir()
-    shutil.copy(written.path, there)
+    shutil.copy(written, there)
     with pytest.raises(Exception, match=r"does not exist.*model\.onnx\.data"):
         onnx_inference.session(there / "model.onnx")
-    shutil.copy(written.files[1], there)
+    shutil.copy(data, there)
     assert onnx_export.parity(model, onnx_inference.session(there / "model.onnx"), lengths=(7,)).ok
 
 
 def test_case_47_a_small_model_is_one_file_and_an_old_second_one_goes(model, path):
     path.with_name("model.onnx.data").write_bytes(b"of an earlier export")
-    assert onnx_export.export(model, path).files == (path,)
+    onnx_export.export(model, path)
     assert list(path.parent.iterdir()) == [path]
 
 
@@ -235,7 +219,7 @@ def test_case_49_a_user_without_a_name_can_export(model, path, monkeypatch):
     monkeypatch.setattr(pwd, "getpwuid", unknown)
     for name in ("USER", "LOGNAME", "LNAME", "USERNAME"):
         monkeypatch.delenv(name, raising=False)
-    assert onnx_export.export(model, path).bytes > 0
+    assert onnx_export.export(model, path).exists()
 
 
 @pytest.mark.parametrize("kind", ["list", "int32", "int64", "tensor"])
@@ -266,13 +250,6 @@ def test_case_50_what_would_be_guessed_is_refused(session, changes, error, text)
         onnx_inference.feed(session, values)
 
 
-def test_case_50_a_file_of_32_bit_inputs_gets_them(path):
-    graph = "g (int32[b, n] input_ids) => (float[b, n] logits) { logits = Cast<to = 1>(input_ids) }"
-    onnx.save(onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 18]> {graph}'), path)
-    found = onnx_inference.run(onnx_inference.session(path), {"input_ids": [[1, 2]]})
-    assert found.tolist() == [[1.0, 2.0]]
-
-
 def test_feed_drops_what_the_file_lacks_and_adds_segments(session):
     values = {name: value for name, value in example().items() if name != "token_type_ids"}
     made = onnx_inference.feed(session, values | {"special_tokens_mask": [[0]]})
@@ -296,14 +273,11 @@ def test_case_52_a_model_in_training_mode_is_compared_without_dropout(new, sessi
     training = new().train()
     found = onnx_export.parity(training, session, lengths=(7,))
     assert found.ok
-    assert found.mode == "train"
-    assert "was in training mode" in str(found)
     assert all(module.training for module in training.modules())
 
 
 def test_case_53_parity_states_its_tolerance_and_counts_labels(new, model, session):
     found = onnx_export.parity(model, session, lengths=(7,))
-    assert found.mode == "eval"
     assert "1e-04 is what rounding" in str(found)
     assert "at least 100.0%" in str(found)
     other = new()
@@ -344,16 +318,14 @@ def test_cases_55_and_56_threads_are_as_asked_for_and_do_not_spin(exported):
     assert [options(threads=n).intra_op_num_threads for n in (1, 2)] == [1, 2]
     assert options().intra_op_num_threads == machine.usable_cpus()
     assert options().get_session_config_entry(key) == "0"
-    assert options(spinning=True).get_session_config_entry(key) == "1"
 
 
-@pytest.mark.parametrize("providers", [[CUDA, CPU], CUDA, [(CUDA, {})], "cpu"])
-def test_case_58_a_provider_that_is_not_in_use_is_an_error(exported, capfd, recwarn, providers):
+@pytest.mark.parametrize("provider", [CUDA, "cpu"])
+def test_case_58_a_provider_that_is_not_in_use_is_an_error(exported, capfd, recwarn, provider):
     if CUDA in onnxruntime.get_available_providers():
         pytest.skip("this build has CUDA")
-    words = r"^(cpu|CUDA\w+) was asked for and is not in use: .* compute with CPU"
-    with pytest.raises(onnx_inference.ProviderError, match=words):
-        onnx_inference.session(exported, providers=providers)
+    with pytest.raises(RuntimeError, match=rf"^{provider} is not in use, but \['CPU"):
+        onnx_inference.session(exported, provider=provider)
     assert not recwarn.list
     assert capfd.readouterr() == ("", "")
 
@@ -388,8 +360,6 @@ def test_predict_keeps_the_order_and_takes_pairs(model, session, tiny_tokenizer)
         with torch.no_grad():
             assert np.abs(model(**inputs).logits[0].numpy() - row).max() < onnx_export.TOLERANCE
     assert onnx_inference.predict(session, tokenizer, [("a b", "c"), ("d", "e")]).shape == (2, 3)
-    two = onnx_inference.predict(session, tokenizer, texts, max_tokens=20, workers=2)
-    assert np.array_equal(two, got)
 
 
 def test_predict_is_for_classifiers_of_whole_texts(new, path):
@@ -407,4 +377,4 @@ def test_a_file_runs_where_torch_cannot_be_imported(exported, run_python):
         inputs = {"input_ids": [[1, 2, 3]], "attention_mask": [[1, 1, 1]]}
         print(onnx_inference.run(onnx_inference.session(sys.argv[1]), inputs).shape)
     """
-    assert run_python(code, exported.path).stdout.strip() == "(1, 3)"
+    assert run_python(code, exported).stdout.strip() == "(1, 3)"

@@ -10,23 +10,8 @@ from helpers.models import batching
 from helpers.recipes.onnx_export import INPUTS
 
 import numpy as np
-import torch
 
 MOST_TEXTS, MOST_TOKENS = 32, 1024
-
-
-def _difference(session) -> float:
-    """Return the largest difference from the model on padded pairs."""
-    model = new_model()
-    worst = 0.0
-    for batch, length in ((1, 12), (3, 40)):
-        rng = np.random.default_rng(batch)
-        inputs = batching.two_segments(batch, length, model.config.vocab_size, rng)
-        with torch.no_grad():
-            right = model(**{name: torch.from_numpy(array) for name, array in inputs.items()})[0]
-        found = onnx_inference.run(session, inputs)
-        worst = max(worst, float(np.abs(found - right.numpy()).max()))
-    return worst
 
 
 @exercise
@@ -40,9 +25,10 @@ def check_04_1(answer: str | Path) -> str | None:
         fixed = [size for size in entry.shape if isinstance(size, int)]
         if fixed:
             return f"{entry.name} has a fixed size of {fixed[0]}: name both axes in dynamic_shapes"
-    difference = _difference(session)
-    if difference > onnx_export.TOLERANCE:
-        return f"it is {difference:.2f} off the model on padded pairs: is each input in place?"
+    parity = onnx_export.parity(new_model(), session, batches=(1, 3), lengths=(12, 40))
+    if not parity.ok:
+        off = f"it is {parity.difference:.2f} off the model on padded pairs"
+        return f"{off}: is each input in place?"
     return None
 
 

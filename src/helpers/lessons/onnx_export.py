@@ -4,7 +4,6 @@ Notebook 04 teaches it; notebooks 05 and 08 use it. Opening and running a file i
 onnx_inference, which needs no torch.
 """
 
-import gc
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,17 +25,8 @@ SINGLE_FILE = 100_000_000  # bytes of weights from which they lie in a second, m
 TOLERANCE = 1e-4
 
 
-@dataclass(frozen=True)
-class Exported:
-    """What `export` wrote: the .onnx file, all files that belong together, and their bytes."""
-
-    path: Path
-    files: tuple[Path, ...]
-    bytes: int
-
-
-def export(model: PreTrainedModel, path: str | Path, inputs: Mapping | None = None) -> Exported:
-    """Write a model as an ONNX file whose batch and length are free.
+def export(model: PreTrainedModel, path: str | Path, inputs: Mapping | None = None) -> Path:
+    """Write a model as an ONNX file whose batch and length are free; returns its path.
 
     Args:
         model: On any device; its modes and its attention implementation are as before afterwards.
@@ -53,12 +43,10 @@ def export(model: PreTrainedModel, path: str | Path, inputs: Mapping | None = No
         try:
             example = inputs or example_inputs(model)
             program = to_program(model, example, opset=OPSET, optimize=False)
-            files = _save(program, path)
+            _save(program, path)
         finally:
             model.set_attn_implementation(attention)
-    del program
-    gc.collect()  # the exporter's objects refer to each other in rings
-    return Exported(path, files, sum(file.stat().st_size for file in files))
+    return path
 
 
 def _require_plain(model: PreTrainedModel) -> None:
@@ -73,9 +61,8 @@ def _require_plain(model: PreTrainedModel) -> None:
             raise ValueError(f"{name} {message}, and quantize the file")
 
 
-def _save(program: torch.onnx.ONNXProgram, path: Path) -> tuple[Path, ...]:
-    """Write all files of a program, or none, and let go of its weights."""
-    before = list(program.model.graph.initializers.values())
+def _save(program: torch.onnx.ONNXProgram, path: Path) -> None:
+    """Write all files of a program, or none."""
     program.optimize()
     graph = program.model.graph
     names = ("logits", "last_hidden_state", "pooler_output")  # not what lies between the layers
@@ -86,22 +73,15 @@ def _save(program: torch.onnx.ONNXProgram, path: Path) -> tuple[Path, ...]:
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:  # a failure leaves no half
         program.save(Path(folder) / path.name, external_data=weights > SINGLE_FILE)
         path.with_name(f"{path.name}.data").unlink(missing_ok=True)
-        made = sorted(Path(folder).iterdir(), reverse=True)
-        files = [file.replace(path.with_name(file.name)) for file in made]
-    for value in (*before, *graph.initializers.values()):
-        value.const_value = None  # the optimizer's rules keep hold of the last graph
-    return tuple(sorted(files))
+        for file in sorted(Path(folder).iterdir(), reverse=True):
+            file.replace(path.with_name(file.name))
 
 
 @dataclass(frozen=True)
 class Parity:
-    """How far a session's outputs are from the model's, for each shape of a batch.
-
-    The mode is the one that the model was found in, "train" or "eval".
-    """
+    """How far a session's outputs are from the model's, for each shape of a batch."""
 
     table: pd.DataFrame
-    mode: str
 
     @property
     def difference(self) -> float:
@@ -123,8 +103,6 @@ class Parity:
         text += "float32 may do)"
         if not np.isnan(self.agreement):
             text += f", labels agree on at least {self.agreement:.1%}"
-        if self.mode == "train":
-            text += "; the model was in training mode, and was compared without dropout"
         return text
 
 
@@ -138,7 +116,8 @@ def parity(
     """Compare all outputs of a session with those of its model, on padded pairs of texts.
 
     Padding and both segments matter: with ones everywhere, a file that takes the mask for the
-    segment ids looks right. All batches are tried with all lengths (tokens) that the model reads.
+    segment ids looks right. All batches are tried with all lengths (tokens) that the model reads,
+    in eval mode.
 
     Raises:
         ValueError: For the file of another model.
@@ -151,8 +130,8 @@ def parity(
             if getattr(model.config, "type_vocab_size", 2) < 2:
                 inputs["token_type_ids"][:] = 0  # RoBERTa knows only one kind
             rows.append((batch, length, *_apart(model, session, inputs)))
-    table = pd.DataFrame(rows, columns=["batch", "length", "largest difference", "same label"])
-    return Parity(table, "train" if model.training else "eval")
+    columns = ["batch", "length", "largest difference", "same label"]
+    return Parity(pd.DataFrame(rows, columns=columns))
 
 
 def _apart(model: PreTrainedModel, session, inputs: dict) -> tuple[float, float]:

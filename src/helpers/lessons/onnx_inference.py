@@ -1,60 +1,29 @@
 """Open an ONNX file with ONNX Runtime, feed it, run it: without torch (notebooks 04, 05 and 08)."""
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from helpers.core import machine
 from helpers.core.quiet import quiet
 from helpers.models import batching
+from helpers.recipes.fast_pipeline import open_session
 
 import numpy as np
 import onnxruntime
 
-_DTYPES = {"tensor(int64)": np.int64, "tensor(int32)": np.int32}
-
-
-class ProviderError(RuntimeError):
-    """ONNX Runtime would compute somewhere else than asked; the message says where."""
+onnxruntime.set_default_logger_severity(3)  # errors are raised as well; warnings would be on stderr
 
 
 def session(
-    path: str | Path,
-    *,
-    threads: int | None = None,
-    spinning: bool = False,
-    providers: str | Sequence = "CPUExecutionProvider",
+    path: str | Path, *, threads: int | None = None, provider: str = "CPUExecutionProvider"
 ) -> onnxruntime.InferenceSession:
-    """Open an ONNX file so that it computes where it was asked to.
+    """Open an ONNX file on the provider that is asked for; its threads sleep while they wait.
 
-    Args:
-        path: The file, or what `onnx_export.export` returned.
-        threads: By default the usable CPUs; ONNX Runtime looks past a container's limit.
-        spinning: Keep threads busy while they wait: they start sooner, and all else in this
-            process gets slow, PyTorch included.
-        providers: One, or several in order of preference.
-
-    Raises:
-        ProviderError: If a provider is not in use at the end.
+    By default it has as many threads as CPUs are usable: ONNX Runtime looks past a container's
+    limit. Raises RuntimeError if the provider is not in use.
     """
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads or machine.usable_cpus()
-    options.add_session_config_entry("session.intra_op.allow_spinning", str(int(spinning)))
-    options.log_severity_level = 3  # errors are raised as well; warnings would be on stderr
-    providers = [providers] if isinstance(providers, str) else list(providers)
-    path = str(getattr(path, "path", path))
-    with quiet(stdout=True):  # a missing provider is an error below
-        opened = onnxruntime.InferenceSession(path, options, providers=providers)
-    for provider in providers:
-        name = provider if isinstance(provider, str) else provider[0]
-        if name not in opened.get_providers():
-            raise ProviderError(
-                f"{name} was asked for and is not in use: ONNX Runtime would compute with "
-                f"{', '.join(opened.get_providers())}. Its build has "
-                f"{', '.join(onnxruntime.get_available_providers())}; for CUDA, install "
-                "onnxruntime-gpu without onnxruntime beside it, and CUDA's libraries"
-            )
-    return opened
+    with quiet(stdout=True):  # a missing provider is an error, and needs no remark
+        return open_session(path, threads or machine.usable_cpus(), provider)
 
 
 def feed(session: onnxruntime.InferenceSession, inputs: Mapping) -> dict[str, np.ndarray]:
@@ -75,9 +44,9 @@ def feed(session: onnxruntime.InferenceSession, inputs: Mapping) -> dict[str, np
                 raise TypeError(f"{entry.name} holds {array.dtype}; the file takes integers")
             if array.min(initial=0) < 0:
                 raise ValueError(f"{entry.name} holds {array.min()}: a row from the table's end")
-            made[entry.name] = array.astype(_DTYPES[entry.type])
+            made[entry.name] = array.astype(np.int64)
         elif entry.name == "token_type_ids":
-            made[entry.name] = np.zeros(np.shape(inputs["input_ids"]), _DTYPES[entry.type])
+            made[entry.name] = np.zeros(np.shape(inputs["input_ids"]), np.int64)
         else:
             raise ValueError(f"the file needs {entry.name}, which is not among {list(inputs)}")
     if "attention_mask" not in made and not np.all(inputs.get("attention_mask", 1)):
@@ -94,20 +63,15 @@ def run(session: onnxruntime.InferenceSession, inputs: Mapping) -> np.ndarray:
 
 
 def predict(
-    session: onnxruntime.InferenceSession,
-    tokenizer,
-    texts: Sequence,
-    max_tokens: int = 1024,
-    workers: int = 1,
+    session: onnxruntime.InferenceSession, tokenizer, texts: Sequence, max_tokens: int = 1024
 ) -> np.ndarray:
     """Return a classifier's logits, float32 (texts, labels), in the given order.
 
     Args:
-        session: Of `session`; with one thread for each of several workers.
+        session: Of `session`.
         tokenizer: Cuts texts (or pairs) at 128 tokens.
         texts: Sorted by length into batches.
         max_tokens: Of a batch, with padding.
-        workers: Batches that are computed at the same time.
 
     Raises:
         ValueError: For a file that does not classify whole texts.
@@ -117,10 +81,6 @@ def predict(
         raise ValueError(f"{output.name} has shape {output.shape}: predict classifies whole texts")
     encoded, lengths = batching.encode(tokenizer, texts)
     groups = batching.batches(lengths, max_tokens=max_tokens)
-
-    def answer(rows: list[int]) -> np.ndarray:
-        return run(session, batching.pad(tokenizer, encoded, rows, "np"))
-
-    with ThreadPoolExecutor(workers) as pool:
-        results = list(pool.map(answer, groups))
+    padded = (batching.pad(tokenizer, encoded, rows, "np") for rows in groups)
+    results = [run(session, batch) for batch in padded]
     return np.stack(batching.restore(results, groups))

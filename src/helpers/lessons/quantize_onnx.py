@@ -18,7 +18,6 @@ import onnx
 from onnxruntime import quantization
 
 _TYPES = {"int8": quantization.QuantType.QInt8, "uint8": quantization.QuantType.QUInt8}
-_THROUGH = {"DequantizeLinear", "QuantizeLinear", "Transpose", "Cast", "Reshape", "Identity"}
 
 
 @dataclass(frozen=True)
@@ -82,15 +81,13 @@ def onnx_static(
     target: str | Path,
     feeds: Iterable[Mapping],
     *,
-    weights: str = "int8",
-    per_channel: bool = True,
     reduced_range: bool = False,
 ) -> QuantizationReport:
     """Write an ONNX file (QDQ format) whose activations have fixed scales as well.
 
     `feeds` are some dozens of batches to calibrate with (arrays by name, as the session takes
-    them), of texts that are *not* the test set. Activations are of the weights' type: ONNX Runtime
-    takes no int8 activations with uint8 weights. The rest is as in `onnx_dynamic`.
+    them), of texts that are *not* the test set. Weights and activations are int8, the rest is as
+    in `onnx_dynamic`.
     """
     arrays = ({name: np.asarray(array) for name, array in feed.items()} for feed in feeds)
 
@@ -98,8 +95,8 @@ def onnx_static(
         def get_next(self):
             return next(arrays, None)
 
-    options = {"weight_type": _TYPES[weights], "activation_type": _TYPES[weights]}
-    options |= {"per_channel": per_channel, "reduce_range": reduced_range}
+    options = {"weight_type": _TYPES["int8"], "activation_type": _TYPES["int8"]}
+    options |= {"per_channel": True, "reduce_range": reduced_range}
     options["op_types_to_quantize"] = OPERATORS
     with quiet(), files.atomic_write(target) as part:
         quantization.quantize_static(str(source), str(part), Reader(), **options)
@@ -118,29 +115,24 @@ def _report(source: str | Path, made: Path, target: Path) -> QuantizationReport:
 
 
 def _weights(path: str | Path) -> tuple[dict[str, int], set[str]]:
-    """The bytes that a file stores by group, and the names of its matrices of 8-bit integers."""
+    """The bytes that a file stores by group, and the names of its matrices of 8-bit integers.
+
+    Embeddings are what is looked up, also after it was restored from int8; linear are the other
+    matrices.
+    """
     graph = onnx.load(path, load_external_data=False).graph
-    users: dict[str, list] = {}
-    for node in graph.node:
-        for place, name in enumerate(node.input):
-            users.setdefault(name, []).append((node, place))
+    tables = {node.input[0] for node in graph.node if node.op_type == "Gather"}
+    restored = [node for node in graph.node if node.op_type == "DequantizeLinear"]
+    tables |= {node.input[0] for node in restored if node.output[0] in tables}
     groups = {"embeddings": 0, "linear": 0, "other": 0}
     eight = set()
     for tensor in graph.initializer:
         dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
-        groups[_group(tensor.name, users)] += math.prod(tensor.dims) * dtype.itemsize
-        if dtype in (np.int8, np.uint8) and len(tensor.dims) == 2:
+        matrix = len(tensor.dims) == 2 and dtype.itemsize <= 4
+        group = "linear" if matrix else "other"
+        if tensor.name in tables:
+            group = "embeddings"
+        groups[group] += math.prod(tensor.dims) * dtype.itemsize
+        if matrix and dtype in (np.int8, np.uint8):
             eight.add(tensor.name)
     return groups, eight
-
-
-def _group(name: str, users: dict[str, list]) -> str:
-    """What a tensor is for, looking through what only converts or turns it."""
-    for node, place in users.get(name, ()):
-        if node.op_type == "Gather" and place == 0:
-            return "embeddings"
-        if "MatMul" in node.op_type or "Gemm" in node.op_type:
-            return "linear"
-        if node.op_type in _THROUGH and (further := _group(node.output[0], users)) != "other":
-            return further
-    return "other"

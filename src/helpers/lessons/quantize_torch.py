@@ -64,19 +64,11 @@ WAYS = {
 def _report(model: nn.Module, made: nn.Module, way: str) -> QuantizationReport:
     replaced = set(inspection.int8_modules(made)) - set(inspection.int8_modules(model))
     if not replaced:
-        kinds = {type(module).__name__ for module in model.modules() if _is_linear(module)}
-        raise ValueError(
-            "nothing was quantized: only torch.nn.Linear in float is replaced, and the linear "
-            f"layers here are of class {', '.join(sorted(kinds)) or 'none'}"
-        )
+        raise ValueError("nothing was quantized: only torch.nn.Linear in float is replaced")
     # Without gradients for the rest as well, a training raises instead of leaving layers out.
     made.eval().requires_grad_(False)
     made.quantized_by = way
     return QuantizationReport(tuple(sorted(replaced)), _bytes(model), _bytes(made), model=made)
-
-
-def _is_linear(module: nn.Module) -> bool:
-    return isinstance(module, nn.Linear) or inspection.is_packed(module)
 
 
 def _bytes(model: nn.Module) -> dict[str, int]:
@@ -84,11 +76,12 @@ def _bytes(model: nn.Module) -> dict[str, int]:
     groups = {"embeddings": 0, "linear": 0, "other": 0}
     seen: dict[int, torch.Tensor] = {}
     for module in model.modules():
-        group = "linear" if _is_linear(module) else "other"
+        packed = inspection.is_packed(module)
+        group = "linear" if packed or isinstance(module, nn.Linear) else "other"
         if isinstance(module, nn.Embedding):
             group = "embeddings"
         held = list(module.parameters(recurse=False))
-        if inspection.is_packed(module):
+        if packed:
             held = [tensor for tensor in (module.weight(), module.bias()) if tensor is not None]
             groups[group] += 8  # the scale and the zero point of its matrix
         groups[group] += sum(nbytes(tensor) for tensor in held if id(tensor) not in seen)
