@@ -24,7 +24,7 @@ FLOORS = {
 # Within one folder, modules may import one another, but for these: they stand side by side.
 SEPARATE = {"recipes", "widgets"}
 # Lines. The rest, tools and tests are on their way to 5,500, 2,000 and 9,000: these only go down.
-LARGEST = {"recipes": 1_000, "tools": 2_070, "the rest": 6_380, "tests": 9_480}
+LARGEST = {"recipes": 1_000, "tools": 2_000, "the rest": 5_500, "tests": 9_000}
 LONGEST_MODULE, LONGEST_FUNCTION = 300, 50
 RECIPE_MODULE, RECIPE_FUNCTION = 135, 25
 OURS = ("helpers", "tests")

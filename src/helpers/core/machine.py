@@ -7,6 +7,7 @@ for `/`.
 import ctypes
 import functools
 import importlib.util
+import json
 import os
 import platform
 import re
@@ -15,6 +16,7 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
+from helpers.core import files
 from helpers.core.files import read_system_file
 
 import psutil
@@ -31,19 +33,8 @@ PACKAGES = (
 )
 
 # What decides how fast int8 and bfloat16 run: its name in Linux's /proc/cpuinfo, in macOS's
-# sysctl, and its number in Windows' IsProcessorFeaturePresent; None where that cannot be told.
-CPU_FEATURES = {
-    "avx2": ("avx2", "hw.optional.avx2_0", 40),
-    "avx512": ("avx512f", "hw.optional.avx512f", 41),
-    "avx512_vnni": ("avx512_vnni", None, None),
-    "avx_vnni": ("avx_vnni", None, None),
-    "avx512_bf16": ("avx512_bf16", None, None),
-    "amx_int8": ("amx_int8", None, None),
-    "amx_bf16": ("amx_bf16", None, None),
-    "arm_dotprod": ("asimddp", "hw.optional.arm.FEAT_DotProd", 43),
-    "arm_i8mm": ("i8mm", "hw.optional.arm.FEAT_I8MM", None),
-    "arm_bf16": ("bf16", "hw.optional.arm.FEAT_BF16", None),
-}
+# sysctl, and its number in Windows' IsProcessorFeaturePresent; null where that cannot be told.
+CPU_FEATURES = json.loads((files.DATA / "cpu_features.json").read_text(encoding="utf-8"))
 
 
 def _number(text: str) -> int | None:

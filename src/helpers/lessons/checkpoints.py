@@ -84,11 +84,14 @@ def load(
     report = LoadReport(model, checked)
     given = _match(state, report)
     problems = _compare(given, allow_missing, report)
+    if 2 * len(report.loaded) < len(model.state_dict()):  # whatever allow_missing says
+        problems.append("it has less than half of the model")
     if problems:
         share = f"{len(report.loaded)} of whose {len(model.state_dict())} weights it has"
         raise CheckpointError(
             f"{Path(path).name} does not fit {type(model).__name__}, {share}: "
-            f"{'; '.join(problems)}. Parts that the file may lack: allow_missing=[...]"
+            f"{'; '.join(problems)}. Parts that the file may lack: allow_missing=[...]; for a "
+            "head too many, build the model that has it, and take its base_model"
         )
     _fill(given, build, report)
     return report

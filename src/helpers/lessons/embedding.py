@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from helpers.core.progress import progress_bar
-from helpers.lessons import casing, dtypes
+from helpers.lessons import casing
 from helpers.models import batching, inspection
 from helpers.recipes.embed_corpus import mean_pool
 
@@ -37,18 +37,12 @@ class Embedded(NamedTuple):
     report: EmbeddingReport
 
 
-def _prepare(model: nn.Module, precision: str) -> nn.Module:
-    """Return the model without wrappers and head, as a copy if it must compute in another dtype."""
+def _body(model: nn.Module) -> nn.Module:
+    """Return the model without wrappers and head, and say once where it computes."""
     inner = inspection.unwrap(model)
     body = getattr(inner, "base_model", inner)
-    device = next(body.parameters()).device
-    inspection.announce_device(model, device, "embeds")
-    found = {parameter.dtype for parameter in body.parameters()}
-    # int8 layers, and weights that are already in another format, stay as they are.
-    if precision == "auto" and (found != {torch.float32} or inspection.is_int8(body)):
-        return body
-    dtype = dtypes.choose_dtype(device, precision)
-    return body if found == {dtype} else dtypes.converted(body, dtype)
+    inspection.announce_device(model, next(body.parameters()).device, "embeds")
+    return body
 
 
 def stream(
@@ -57,25 +51,23 @@ def stream(
     tokenizer,
     *,
     max_tokens: int | None = None,
-    precision: str = "auto",
     report: EmbeddingReport | None = None,
 ) -> Iterator[np.ndarray]:
     """Embed any number of texts; yields float32 (texts, width) in order, chunk by chunk.
 
     A vector is the mean over a text's tokens, [CLS] and [SEP] included, up to what the model reads;
-    the report counts what is cut. The model computes where it is, in eval mode and without its
-    head, and is left as it was.
+    the report counts what is cut. The model computes where it is and in its own dtype, in eval
+    mode and without its head, and is left as it was.
 
     Args:
         texts: Strings.
         model: One of the BERT family, whatever its head.
         tokenizer: Its tokenizer.
         max_tokens: Of a batch with its padding; by default 1,024 on a CPU, 32,768 elsewhere.
-        precision: See `dtypes.choose_dtype`; a float32 model is converted anew in each call.
         report: Is filled in on the way.
     """
     _check(texts, model, tokenizer)
-    body = _prepare(model, precision)
+    body = _body(model)
     report = EmbeddingReport() if report is None else report
     report.dtype = str(body.dtype).removeprefix("torch.")
     if max_tokens is None:

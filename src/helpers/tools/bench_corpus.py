@@ -61,7 +61,7 @@ def sentences_with(way: str, count: int):
         return torch.cat(rows).numpy()
 
     def embedded(texts):
-        return embedding.embed(texts, model, tokenizer, precision="float32").vectors
+        return embedding.embed(texts, model, tokenizer).vectors
 
     call = {"pasted": pasted, "embed": embedded}[way]
     return call, {"texts": texts}, call(texts).tolist()
@@ -83,7 +83,7 @@ def _growth(count: int) -> float:
     texts = (f"text number {number} of a corpus" for number in range(count))
     tokenizer = assets.tokenizer("minilm")
     memory, done = [], 0
-    for chunk in stream(texts, BertModel(config), tokenizer, precision="float32"):
+    for chunk in stream(texts, BertModel(config), tokenizer):
         done += len(chunk)
         if done >= 10_000:
             memory.append(processes.process_memory())

@@ -14,12 +14,7 @@ RECORDED = files.DATA / "bench.json"  # whole runs on the development machine
 
 @dataclass(frozen=True)
 class Part:
-    """What one part measured.
-
-    Attributes:
-        table: To show.
-        ratios: The numbers, by name, that the tutorial speaks of.
-    """
+    """What one part measured: a table, and the numbers by name that the tutorial speaks of."""
 
     table: pandas.DataFrame
     ratios: dict[str, float] = field(default_factory=dict)
@@ -31,17 +26,7 @@ def rounded(ratios: dict[str, float], digits: int = 4) -> dict[str, float]:
 
 
 def load(target: Path = RECORDED) -> dict:
-    """Read a report.
-
-    Args:
-        target: The file; by default the one in this package, of whole runs.
-
-    Returns:
-        `{"parts": {name: {"date", "machine", "quick", "rows", "ratios"}}}`.
-
-    Raises:
-        ValueError: If the file is not such a report.
-    """
+    """Read a report, by default that of this package; ValueError if the file is none."""
     report = json.loads(target.read_text(encoding="utf-8"))
     if not isinstance(report, dict) or "parts" not in report:
         raise ValueError(f"{target} is not a report of this benchmark: choose another name")

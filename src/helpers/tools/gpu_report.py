@@ -189,10 +189,10 @@ def _sentences(device: str, plan: dict, half) -> list[dict]:
 
     rows = _rows({"naive": (naive, {"texts": texts})}, items=len(texts))
     texts = texts * plan["copies"]
-    for dtype, budget in itertools.product(("float32", _name(half)), plan["budgets"]):
-        options = {"model": model, "tokenizer": tokenizer, "max_tokens": budget, "precision": dtype}
+    for dtype, budget in itertools.product((torch.float32, half), plan["budgets"]):
+        options = {"model": model.to(dtype), "tokenizer": tokenizer, "max_tokens": budget}
         call = functools.partial(embedding.embed, **options)
-        arm = {f"embed, {dtype}, {budget} tokens": (call, {"texts": texts})}
+        arm = {f"embed, {_name(dtype)}, {budget} tokens": (call, {"texts": texts})}
         rows |= _rows(arm, items=len(texts))
     return [{"arm": arm} | row for arm, row in rows.items()]
 

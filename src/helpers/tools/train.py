@@ -17,29 +17,7 @@ RATING_SCALE = 1.2
 # test snippets.
 TRAINING = {"label_weight": 0.3, "epochs": 3, "lr": 2e-4}
 RANK, WORD_RANK = 32, 16
-
-_CARD = """\
----
-base_model: {hub_id}
-library_name: peft
-license: mit
-language: en
----
-# Sentiment of movie-review snippets: a LoRA adapter for MiniLM-L6
-
-- **Use:** the working example of *BERT on any device*; two labels, negative and positive. It has
-  seen one-sentence English movie reviews only, and judges other texts accordingly.
-- **Base:** {hub_id} at revision
-  {revision}, with a new head for two labels.
-- **Data:** {n:,} training snippets (ids not divisible by 5) of {source}, SHA-256
-  {digest}.
-  Soft targets: P(positive) = sigmoid({scale} x mean rating by 20 people).
-- **Training:** `{command}`, seed {seed}: LoRA of rank {rank} on all linear layers and the head,
-  {epochs} epochs, learning rate {lr}, batches of 32. The settings were fixed beforehand, and the
-  test set was read once, at the end.
-- **Result:** accuracy on the test snippets {accuracy}.
-- **Made on:** {machine}, {date}.
-"""
+CARD = files.DATA / "templates" / "model_card.md"
 
 
 def rating_targets(ratings):
@@ -79,7 +57,7 @@ def train_teacher(
     logits = sentiment.logits(sentiment.teacher(folder), test["text"])
     accuracy = metrics.accuracy(test["label"], logits.argmax(dim=1))
     minilm, origin = catalogue.CATALOGUE["minilm"], assets.provenance(datasets.reviews())
-    card = _CARD.format(
+    card = CARD.read_text(encoding="utf-8").format(
         hub_id=minilm.hub_id,
         revision=minilm.revision,
         n=len(rows),
