@@ -153,6 +153,7 @@ def test_the_predicted_largest_batch_is_the_true_one_within_one():
     assert largest_batch(TINY, 40, gib, margin=0.3) < best
 
 
+@pytest.mark.slow
 def test_a_prediction_of_bert_large_needs_little_memory_and_leaves_no_trace(run_python):
     code = """
     import helpers, torch

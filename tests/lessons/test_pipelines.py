@@ -27,7 +27,7 @@ def model(tiny_model):
 
 @pytest.mark.parametrize("way", ["one by one", "batches", "workers"])
 def test_all_ways_give_the_logits_of_the_model_in_order(way, model, tokenizer, tmp_path):
-    path = onnx_export.export(model, tmp_path / "model.onnx")
+    path = onnx_export.export(model, tmp_path / "model.onnx", tokenizer)
     wanted = pipelines.one_by_one(model, tokenizer, TEXTS)
     padded = pipelines.one_by_one(model, tokenizer, TEXTS, padding="max_length")
     np.testing.assert_allclose(padded, wanted, atol=1e-5)

@@ -181,6 +181,7 @@ def test_an_honest_module_called_module_stays():
     assert load_checkpoint.strip_wrappers(wrapped, Outer()).keys() == state.keys()
 
 
+@pytest.mark.slow
 def test_onnx_export(folder, tmp_path):
     printed = python("onnx_export", folder, tmp_path / "model.onnx")
     assert float(printed.split()[-1]) < 1e-4
@@ -262,6 +263,7 @@ def test_a_student_is_made_of_its_teachers_layers(classifier):
     assert classifier.config.num_hidden_layers == 3
 
 
+@pytest.mark.slow
 def test_distill(folder, table, tmp_path, classifier):
     target = tmp_path / "student"
     printed = python("distill", folder, table, target, "--layers", "0,2", "--epochs", "1")

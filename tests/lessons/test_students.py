@@ -21,6 +21,7 @@ def test_the_texts_to_learn_from_hold_no_test_snippet_and_no_made_up_label():
     assert examples.equals(sentiment.transfer_texts())
 
 
+@pytest.mark.slow
 def test_the_recipe_makes_what_the_loader_reads_from_the_same_teacher(tmp_path, monkeypatch):
     test = sentiment.sentences("test").sample(32, random_state=0)
     sentences = {"test": test, "train": sentiment.sentences("train")}

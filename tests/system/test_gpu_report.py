@@ -12,6 +12,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import BertConfig, BertModel
 
+pytestmark = pytest.mark.slow  # its fixture measures
+
 
 @pytest.fixture(scope="module")
 def plan(tiny_config):

@@ -28,6 +28,7 @@ def test_importing_helpers_is_quick_and_light():
     assert {loaded for _, loaded in runs} == {"False"}
 
 
+@pytest.mark.slow
 def test_starting_up_is_quiet(run_python):
     """Importing helpers and then a model class writes nothing to stderr, whatever is installed."""
     code = """
