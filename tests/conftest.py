@@ -12,7 +12,7 @@ import helpers  # noqa: F401  before torch: it sets what torch and transformers 
 
 import pytest
 
-LONGEST = ["test_notebooks.py", "test_solutions.py"]
+LONGEST = ["notebooks", "solutions", "timing", "families", "assets", "recipes"]
 TINY = {
     "vocab_size": 100,
     "hidden_size": 32,
@@ -25,7 +25,7 @@ TINY = {
 
 def pytest_collection_modifyitems(items):
     """The longest files first: with two workers, what is left over for the end is then small."""
-    items.sort(key=lambda item: item.path.name not in LONGEST)
+    items.sort(key=lambda item: item.path.stem.removeprefix("test_") not in LONGEST)
 
 
 @pytest.fixture(scope="session")

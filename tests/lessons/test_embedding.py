@@ -11,10 +11,10 @@ import sys
 import time
 
 from helpers.core import machine
-from helpers.lessons import embedding, students
+from helpers.lessons import students
 from helpers.lessons.casing import check_casing
 from helpers.lessons.dtypes import choose_dtype
-from helpers.lessons.embedding import EmbeddingReport, embed, stream
+from helpers.lessons.embedding import embed
 from helpers.models import datasets
 from helpers.recipes import embed_corpus
 
@@ -68,54 +68,25 @@ def one_at_a_time(texts, model, tokenizer, **options):
     return torch.stack(rows).numpy()
 
 
-def vectors_of(*arguments, **options):
-    return embed(*arguments, **options).vectors
-
-
 # The vectors
 
 
 def test_case_81_same_vectors_as_padding_to_the_limit_in_the_given_order(model, tokenizer):
     texts = ["", *texts_of(50), "w1"]
     done = embed(texts, model, tokenizer, max_tokens=200)
-    np.testing.assert_allclose(done.vectors, one_at_a_time(texts, model, tokenizer), atol=1e-5)
+    np.testing.assert_allclose(done, one_at_a_time(texts, model, tokenizer), atol=1e-5)
     padded = one_at_a_time(texts, model, tokenizer, padding="max_length", max_length=64)
-    np.testing.assert_allclose(done.vectors, padded, atol=1e-5)
-    lengths = [len(ids) for ids in tokenizer(texts)["input_ids"]]
-    assert done.report.tokens == sum(lengths)
-    assert done.report.padding < 0.15 * sum(lengths) < 64 * len(texts) - sum(lengths)
-    assert done.vectors.dtype == np.float32
-    assert done.vectors.shape == (52, 32)
+    np.testing.assert_allclose(done, padded, atol=1e-5)
+    assert done.dtype == np.float32
+    assert done.shape == (52, 32)
+    assert embed([], model, tokenizer).shape == (0, 32)
 
 
-def test_chunks_do_not_change_the_vectors(model, tokenizer, monkeypatch):
-    texts = texts_of(53)
-    whole = vectors_of(texts, model, tokenizer)
-    monkeypatch.setattr(embedding, "CHUNK", 10)
-    report = EmbeddingReport()
-    parts = list(stream(iter(texts), model, tokenizer, report=report))
-    assert [len(part) for part in parts] == [10, 10, 10, 10, 10, 3]
-    np.testing.assert_allclose(np.concatenate(parts), whole, atol=1e-5)
-    assert report.texts == 53
-    assert vectors_of([], model, tokenizer).shape == (0, 32)
-
-
-def test_only_one_chunk_is_read_ahead(model, tokenizer, monkeypatch):
-    """Results come as they are made: a corpus is never read whole."""
-    monkeypatch.setattr(embedding, "CHUNK", 5)
-    texts = iter(texts_of(100))
-    next(stream(texts, model, tokenizer))
-    assert not torch.is_inference_mode_enabled()
-    assert len(list(texts)) == 95
-
-
-def test_texts_beyond_the_limit_are_cut_and_counted(model, tokenizer):
+def test_texts_beyond_the_limit_are_cut(model, tokenizer):
     counts = [3, 62, 63, 125, 200]  # the limit is 64 with [CLS] and [SEP]
     texts = [" ".join(random.Random(n).choices(WORDS, k=n)) for n in counts]
-    done = embed(texts, model, tokenizer)
-    assert (done.report.cut_texts, done.report.cut_tokens) == (3, 1 + 63 + 138)
     wanted = one_at_a_time(texts, model, tokenizer, truncation=True, max_length=64)
-    np.testing.assert_allclose(done.vectors, wanted, atol=1e-5)
+    np.testing.assert_allclose(embed(texts, model, tokenizer), wanted, atol=1e-5)
 
 
 def test_the_model_is_left_as_it_was(tiny_model, tokenizer):
@@ -124,10 +95,10 @@ def test_the_model_is_left_as_it_was(tiny_model, tokenizer):
     model.bert.encoder.layer[0].eval()
     modes = [module.training for module in model.modules()]
     texts = texts_of(5)
-    first, second = (vectors_of(texts, model, tokenizer) for _ in range(2))
+    first, second = (embed(texts, model, tokenizer) for _ in range(2))
     assert np.array_equal(first, second)
     assert [module.training for module in model.modules()] == modes
-    np.testing.assert_allclose(first, vectors_of(texts, model.bert, tokenizer), atol=1e-6)
+    np.testing.assert_allclose(first, embed(texts, model.bert, tokenizer), atol=1e-6)
     with pytest.raises(TypeError):
         embed(["w1", None], model, tokenizer)
     assert [module.training for module in model.modules()] == modes
@@ -146,17 +117,15 @@ def test_case_84_the_first_call_names_the_device(model, tiny_model, tokenizer, c
 def test_case_01_the_device_is_the_models(model, tokenizer, monkeypatch):
     """Never a global default: a model on the CPU computes there although a better one is there."""
     monkeypatch.setattr(machine, "devices", lambda: ["meta", "cpu"])
-    wanted = vectors_of(["w1"], model, tokenizer)
-    np.testing.assert_allclose(wanted, one_at_a_time(["w1"], model, tokenizer), atol=1e-5)
-    with torch.device("meta"):
-        assert np.array_equal(vectors_of(["w1"], model, tokenizer), wanted)
+    wanted = one_at_a_time(["w1"], model, tokenizer)
+    np.testing.assert_allclose(embed(["w1"], model, tokenizer), wanted, atol=1e-5)
 
 
 def test_sixteen_bit(model, tokenizer):
     texts = texts_of(20)
     half = embed(texts, copy.deepcopy(model).bfloat16(), tokenizer)
-    assert half.report.dtype == "bfloat16"
-    assert 1e-5 < np.abs(vectors_of(texts, model, tokenizer) - half.vectors).max() < 0.1
+    assert half.dtype == np.float32
+    assert 1e-5 < np.abs(embed(texts, model, tokenizer) - half).max() < 0.1
 
 
 @pytest.mark.parametrize("units", [["avx2"], ["amx_bf16"], ["avx2", "arm_bf16"]])
@@ -194,7 +163,7 @@ def test_models_in_wrappers(kind, tiny_model, tokenizer):
         whole = torch.compile(whole if "head" in kind else body, backend="eager")
     wanted = one_at_a_time(texts, whole if kind == "quantised" else body, tokenizer)
     atol = 0.05 if kind == "quantised" else 1e-5  # each batch has its own range of int8
-    np.testing.assert_allclose(embed(texts, whole, tokenizer).vectors, wanted, atol=atol)
+    np.testing.assert_allclose(embed(texts, whole, tokenizer), wanted, atol=atol)
 
 
 @pytest.mark.parametrize(
@@ -310,7 +279,7 @@ def vectors_in(folder):
 def test_the_files_hold_the_vectors_in_order(job, model, tokenizer):
     folder, texts = job
     assert len(contents(folder / "alone")) == 6
-    wanted = vectors_of(texts, model, tokenizer)
+    wanted = embed(texts, model, tokenizer)
     np.testing.assert_allclose(vectors_in(folder / "alone"), wanted, atol=1e-5)
 
 

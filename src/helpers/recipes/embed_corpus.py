@@ -23,6 +23,8 @@ from transformers import AutoModel, AutoTokenizer
 
 def mean_pool(hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Average the hidden states (texts, tokens, width) of real tokens; float32 (texts, width)."""
+    if hidden.shape[:2] != mask.shape:
+        raise ValueError("the model computes its first token only; a mean needs all")
     weights = mask.unsqueeze(-1).float()  # without them, padding would count
     return (hidden.float() * weights).sum(1) / weights.sum(1)
 

@@ -44,6 +44,7 @@ def notebooks(quick: bool) -> Part:
 def sentences_with(way: str, count: int):
     """Set up one arm: SciBERT's architecture on scientific sentences, with `embed` or as pasted."""
     from helpers.lessons import embedding
+    from helpers.recipes import embed_corpus
 
     import torch
 
@@ -57,11 +58,11 @@ def sentences_with(way: str, count: int):
             for text in texts:
                 inputs = tokenizer(text, **padded, return_tensors="pt")
                 hidden = model(**inputs).last_hidden_state
-                rows.append(embedding.mean_pool(hidden, inputs["attention_mask"]))
+                rows.append(embed_corpus.mean_pool(hidden, inputs["attention_mask"]))
         return torch.cat(rows).numpy()
 
     def embedded(texts):
-        return embedding.embed(texts, model, tokenizer).vectors
+        return embedding.embed(texts, model, tokenizer)
 
     call = {"pasted": pasted, "embed": embedded}[way]
     return call, {"texts": texts}, call(texts).tolist()
@@ -73,19 +74,18 @@ def _growth(count: int) -> float:
     Returns:
         By how many megabytes the process grew after the first 10,000.
     """
-    from helpers.lessons.embedding import stream
+    from helpers.lessons.embedding import embed
 
     from transformers import BertConfig, BertModel
 
     config = BertConfig(
         hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64
     )
-    texts = (f"text number {number} of a corpus" for number in range(count))
-    tokenizer = assets.tokenizer("minilm")
-    memory, done = [], 0
-    for chunk in stream(texts, BertModel(config), tokenizer):
-        done += len(chunk)
-        if done >= 10_000:
+    model, tokenizer, memory = BertModel(config), assets.tokenizer("minilm"), []
+    for start in range(0, count, 2000):
+        texts = [f"text number {number} of a corpus" for number in range(start, start + 2000)]
+        embed(texts, model, tokenizer)
+        if start >= 8_000:
             memory.append(processes.process_memory())
     return (memory[-1] - memory[0]) / 1e6
 

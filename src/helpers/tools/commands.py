@@ -97,6 +97,7 @@ def recipe(rest: list[str]) -> int:
     target = given.folder / path.name
     if target.exists():
         parser.error(f"{target} exists already and is not replaced")
+    target.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(path, target)
     print(f"{target} (python {target} --help)")
     return 0
