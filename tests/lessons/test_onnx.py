@@ -299,6 +299,7 @@ def test_parity_with_the_file_of_another_model(new, session, kind):
 def test_nan_is_not_equal(model, session):
     class Broken:
         get_inputs = session.get_inputs
+        get_modelmeta = session.get_modelmeta
 
         def run(self, names, inputs):
             found = session.run(names, inputs)
@@ -378,3 +379,24 @@ def test_a_file_runs_where_torch_cannot_be_imported(exported, run_python):
         print(onnx_inference.run(onnx_inference.session(sys.argv[1]), inputs).shape)
     """
     assert run_python(code, exported).stdout.strip() == "(1, 3)"
+
+
+def test_more_tokens_than_the_model_reads_are_refused_with_the_limit(session):
+    """ONNX Runtime's own error names a node and two shapes."""
+    ids = np.ones((1, 600), np.int64)
+    with pytest.raises(ValueError, match="600 tokens, but the model reads 512"):
+        onnx_inference.run(session, {"input_ids": ids, "attention_mask": ids})
+
+
+def test_pairs_without_segment_ids_are_not_read_in_silence(new, tmp_path):
+    path = tmp_path / "bare.onnx"
+    with quiet(stdout=True):
+        ids = {
+            name: torch.ones(2, 8, dtype=torch.int64) for name in ("input_ids", "attention_mask")
+        }
+        shapes = {name: {0: "batch", 1: "length"} for name in ids}
+        torch.onnx.export(new(BertModel), kwargs=ids, f=path, dynamic_shapes=shapes, verbose=False)
+    bare, pair = onnx_inference.session(path), {name: [[2, 9, 3, 8, 3]] for name in ids}
+    pair |= {"attention_mask": [[1] * 5], "token_type_ids": [[0, 0, 0, 1, 1]]}
+    with pytest.warns(UserWarning, match="both texts of a pair count as the first"):
+        onnx_inference.run(bare, pair)

@@ -5,9 +5,11 @@ import dataclasses
 import warnings
 from pathlib import Path
 
+from helpers.core import tensors
 from helpers.lessons import device_errors, placement
 from helpers.recipes import device_placement
 
+import accelerate
 import pytest
 import torch
 from torch import nn
@@ -401,3 +403,52 @@ def test_case_04_on_a_real_gpu(tiny_bert):
     with pytest.raises(RuntimeError) as caught:
         tiny_bert().to("cuda:0")(**inputs())
     assert INPUTS_STAYED in device_errors.explain(caught.value)
+
+
+# Models that another library placed or packed
+
+
+@pytest.mark.parametrize("way", ["all on disk", "a part on disk"])
+def test_a_model_that_accelerate_placed_is_called_as_it_is(tiny_bert, tmp_path, way):
+    model, batch = tiny_bert(), inputs()
+    wanted = model(**batch)[0]
+    if way == "all on disk":
+        accelerate.disk_offload(model, tmp_path, execution_device=CPU)
+    else:
+        parts = {"embeddings": "cpu", "encoder": "disk", "pooler": "cpu"}
+        accelerate.dispatch_model(model, parts, offload_dir=tmp_path)
+    assert placement.device_of(model) == placement.check_call(model, batch) == CPU
+    with pytest.raises(RuntimeError, match=r"accelerate placed this model \(.*call it"):
+        placement.move(model, "cpu")
+    assert torch.equal(model(**batch)[0], wanted)
+
+
+def test_a_device_map_of_several_devices_is_not_moved(tiny_bert):
+    model = tiny_bert()
+    model.hf_device_map = {"0": "cpu", "1": "disk"}
+    with pytest.raises(RuntimeError, match="0: cpu, 1: disk"):
+        placement.move(model, "meta")
+    model.hf_device_map = {"": 0}  # one device: an ordinary model
+    assert placement.move(model, "meta").device == META
+
+
+def test_weights_that_refuse_to_move_are_named():
+    class In8Bit(nn.Linear):  # as bitsandbytes' models do
+        def to(self, *args, **kwargs):
+            warnings.warn("`.to` is not supported for 8-bit models", stacklevel=2)
+            return self
+
+    with pytest.warns(UserWarning, match="8-bit"), pytest.raises(RuntimeError) as caught:
+        placement.move(In8Bit(2, 2), "meta")
+    assert "did not move: weight, bias. Quantized weights" in str(caught.value)
+
+
+@pytest.mark.filterwarnings("ignore:torch.ao.quantization:DeprecationWarning")
+def test_packed_int8_weights_stay_and_are_counted(tiny_bert):
+    model = torch.ao.quantization.quantize_dynamic(tiny_bert(), {nn.Linear})
+    packed = placement.audit(model).query("kind == 'packed'")
+    assert len(packed) == 13
+    assert packed["bytes"].sum() == sum(
+        module.weight().numel() for module in model.modules() if tensors.is_packed(module)
+    )
+    assert set(placement.left_behind(model.to("meta"), "meta")) >= set(packed["name"])

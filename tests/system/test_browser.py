@@ -62,7 +62,7 @@ def test_without_a_browser_one_line_says_what_was_not_tested(run_python, tmp_pat
         os.chdir(sys.argv[1])
         sys.exit(pytest.main(["-q", "-rs", "-p", "no:xdist", "tests/system/test_lab.py"]))
     """
-    done = run_python(code, files.ROOT, check=False)
+    done = run_python(code, files.ROOT, check=False, BROWSER="")
     assert done.returncode == 5, done.stdout  # no test was run
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("SKIPPED")]
     assert line.endswith(browser.MISSING)

@@ -36,6 +36,12 @@ def plain(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
         yield tensor
 
 
+def is_packed(module: nn.Module) -> bool:
+    """Whether it is a linear layer of torch.ao, whose int8 weight is a function."""
+    ours = type(module).__module__.startswith("torch.ao.nn.quantized")
+    return ours and callable(getattr(module, "weight", None))
+
+
 def nbytes(tensor: torch.Tensor) -> int:
     """Return the bytes of a tensor's data: those of its parts for a quantized one."""
     return sum(part.numel() * part.element_size() for part in plain(tensor))
@@ -45,15 +51,16 @@ def walk(value: Any, name: str = "") -> Iterator[tuple[str, str, torch.Tensor]]:
     """Yield every tensor in modules, containers and objects' attributes, each once.
 
     Yields:
-        Its name; "parameter", "buffer", "non-persistent buffer" (not in the state dict) or
-        "plain attribute" (what `.to()` leaves behind); and the tensor. Tied parameters are listed
-        under each of their names.
+        Its name; "parameter", "buffer", "non-persistent buffer" (not in the state dict), "packed"
+        (int8 of torch.ao) or "plain attribute" (`.to()` leaves these two behind); and the tensor.
+        Tied parameters are listed under each of their names.
     """
     seen = set()
     if isinstance(value, nn.Module):
         prefix = f"{name}." if name else ""
         for key, kind, tensor in _registered(value):
-            seen.add(id(tensor))
+            if kind != "packed":  # made for this look: its id will be another's
+                seen.add(id(tensor))
             yield prefix + key, kind, tensor
     yield from _walk(name, value, seen, DEEPEST)
 
@@ -66,6 +73,8 @@ def _registered(root: nn.Module) -> Iterator[tuple[str, str, torch.Tensor]]:
             yield name, "parameter", tensor
         for name, tensor in module.named_buffers(prefix, **own):
             yield name, "buffer" if name in saved else "non-persistent buffer", tensor
+        if is_packed(module):
+            yield f"{prefix}.weight", "packed", module.weight()
 
 
 def _walk(name: str, value: Any, seen: set[int], left: int):

@@ -4,6 +4,7 @@ Notebook 04 teaches it; notebooks 05 and 08 use it. Opening and running a file i
 onnx_inference, which needs no torch.
 """
 
+import math
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -43,6 +44,9 @@ def export(model: PreTrainedModel, path: str | Path, inputs: Mapping | None = No
         try:
             example = inputs or example_inputs(model)
             program = to_program(model, example, opset=OPSET, optimize=False)
+            limit = inspection.max_input_length(model)
+            if limit < math.inf:
+                program.model.metadata_props["max_length"] = str(limit)
             _save(program, path)
         finally:
             model.set_attn_implementation(attention)
@@ -145,8 +149,11 @@ def _apart(model: PreTrainedModel, session, inputs: dict) -> tuple[float, float]
     ours = [value.float().cpu().numpy() for value in ours[: len(found)]]
     if [one.shape for one in ours] != [other.shape for other in found]:
         raise ValueError("the file's outputs have other shapes: it was made of another model")
-    pairs = zip(ours, found, strict=True)
-    worst = float(np.max([np.abs(one - other).max() for one, other in pairs]))
+    real, worst = inputs["attention_mask"] == 1, []
+    for one, other in zip(ours, found, strict=True):
+        apart = np.abs(one - other)
+        worst.append((apart[real] if apart.ndim == 3 else apart).max())  # padding: anything
+    worst = float(np.max(worst))
     if ours[0].ndim != 2:
         return worst, float("nan")
     return worst, float((ours[0].argmax(-1) == found[0].argmax(-1)).mean())

@@ -1,5 +1,6 @@
 """Open an ONNX file with ONNX Runtime, feed it, run it: without torch (notebooks 04, 05 and 08)."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -29,12 +30,14 @@ def session(
 def feed(session: onnxruntime.InferenceSession, inputs: Mapping) -> dict[str, np.ndarray]:
     """Return what a session's `run` takes, from lists, arrays or tensors by name.
 
-    Names that the file does not know are dropped; segment ids that nobody gave are zeros.
+    Names that the file does not know are dropped (with a warning if they tell the two texts of a
+    pair apart); segment ids that nobody gave are zeros.
 
     Raises:
         TypeError: For numbers that are not integers.
         ValueError: For a missing input, padding where the file takes no mask, negative numbers,
-            and shapes that differ (they would be broadcast).
+            shapes that differ (they would be broadcast), and more tokens than the model reads, if
+            `onnx_export.export` wrote the file.
     """
     made = {}
     for entry in session.get_inputs():
@@ -51,6 +54,13 @@ def feed(session: onnxruntime.InferenceSession, inputs: Mapping) -> dict[str, np
             raise ValueError(f"the file needs {entry.name}, which is not among {list(inputs)}")
     if "attention_mask" not in made and not np.all(inputs.get("attention_mask", 1)):
         raise ValueError("the file has no attention_mask and would read the padding as text")
+    if "token_type_ids" not in made and np.any(np.asarray(inputs.get("token_type_ids", 0))):
+        message = "the file has no token_type_ids: both texts of a pair count as the first"
+        warnings.warn(f"{message} (right for DistilBERT, wrong for a BERT)", stacklevel=2)
+    limit = int(session.get_modelmeta().custom_metadata_map.get("max_length", 10**9))
+    longest = max((array.shape[-1] for array in made.values() if array.ndim), default=0)
+    if longest > limit:
+        raise ValueError(f"{longest} tokens, but the model reads {limit}: cut with max_length")
     shapes = {name: array.shape for name, array in made.items()}
     if len(set(shapes.values())) > 1:
         raise ValueError(f"shapes differ: {shapes}")
@@ -80,6 +90,8 @@ def predict(
     if len(output.shape) != 2:
         raise ValueError(f"{output.name} has shape {output.shape}: predict classifies whole texts")
     encoded, lengths = batching.encode(tokenizer, texts)
+    if full := sum(length == batching.MAX_LENGTH for length in lengths):
+        warnings.warn(f"{full} texts fill {batching.MAX_LENGTH} tokens: cut there", stacklevel=2)
     groups = batching.batches(lengths, max_tokens=max_tokens)
     padded = (batching.pad(tokenizer, encoded, rows, "np") for rows in groups)
     results = [run(session, batch) for batch in padded]

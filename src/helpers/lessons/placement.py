@@ -64,7 +64,7 @@ def audit(model: nn.Module) -> pd.DataFrame:
     The kinds are those of `core.tensors.walk`. Tied tensors count once, under their first name.
     """
     rows, first = [], {}
-    for name, kind, tensor in tensors.walk(model):
+    for name, kind, tensor in list(tensors.walk(model)):  # all at once, so that ids differ
         owner = first.setdefault(id(tensor), name)
         notes = {
             "stays behind": kind == "plain attribute",
@@ -85,11 +85,13 @@ def left_behind(value: Any, device: Any) -> list[str]:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Return the one device of all parameters and buffers of a model.
+    """Return the one device of a model's tensors; where accelerate placed it, that of its inputs.
 
     Raises:
         RuntimeError: If there are several, or none.
     """
+    for at in placed_by_accelerate(model).values():
+        return torch.device(at)
     places = {}
     for name, kind, tensor in tensors.walk(model):
         if kind != "plain attribute":
@@ -100,6 +102,19 @@ def device_of(model: nn.Module) -> torch.device:
     raise RuntimeError(f"not one device for the model's tensors: {'; '.join(found) or 'none'}")
 
 
+def placed_by_accelerate(model: Any) -> dict[str, str]:
+    """Return where parts of a model compute (the part that gets the inputs comes first).
+
+    It is empty for an ordinary model. Of the others, accelerate moves the weights at each call.
+    """
+    modules = model.named_modules() if isinstance(model, nn.Module) else ()
+    hooks = {name: getattr(module, "_hf_hook", None) for name, module in modules}
+    placed = {name: getattr(hook, "execution_device", None) for name, hook in hooks.items()}
+    placed = {name: str(torch.device(at)) for name, at in placed.items() if at is not None}
+    spread = {name: str(at) for name, at in getattr(model, "hf_device_map", {}).items()}
+    return placed or (spread if len(set(spread.values())) > 1 else {})
+
+
 def move(obj: Any, device: Any) -> Any:
     """Return a value with every tensor in it on a device; use what is returned.
 
@@ -107,10 +122,17 @@ def move(obj: Any, device: Any) -> Any:
     A warning names what stays behind: a module's plain attributes, tensors in other objects.
 
     Raises:
-        RuntimeError: For tensors without data, before anything moved.
+        RuntimeError: For a model that accelerate placed and for tensors without data, before
+            anything moved; for quantized weights that refuse to move.
         TypeError: For an optimizer, which has to be built after the move.
     """
     target = resolve_device(device)
+    if placed := placed_by_accelerate(obj):
+        shown = ", ".join(f"{name or 'all'}: {at}" for name, at in list(placed.items())[:6])
+        raise RuntimeError(
+            f"accelerate placed this model ({shown}) and moves its weights at each call: call it "
+            "as it is, with inputs on device_of(model), or load it without device_map and move it"
+        )
     empty = [name or "this tensor" for name, _, tensor in tensors.walk(obj) if tensor.is_meta]
     if empty and target.type != "meta":
         raise RuntimeError(
@@ -119,7 +141,13 @@ def move(obj: Any, device: Any) -> Any:
             "to_empty() does not help: it gives them memory, not values."
         )
     new = _moved(obj, target)
-    if behind := left_behind(new, target):
+    behind = {n: kind for n, kind, tensor in tensors.walk(new) if tensor.device != target}
+    if fixed := [name for name, kind in behind.items() if kind != "plain attribute"]:
+        raise RuntimeError(
+            f"did not move: {', '.join(fixed[:8])}. Quantized weights belong to their device: load "
+            "the model there (bitsandbytes), or quantize the float model there"
+        )
+    if behind:
         text = f"stayed behind, being neither parameter nor buffer: {', '.join(behind)}"
         warnings.warn(f"{text}; a module's need register_buffer()", stacklevel=2)
     return new

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from helpers.core import files
 from helpers.core.quiet import quiet
-from helpers.core.tensors import nbytes
+from helpers.core.tensors import is_packed, nbytes
 from helpers.lessons.quantize_onnx import QuantizationReport
 from helpers.models import inspection
 
@@ -76,7 +76,7 @@ def _bytes(model: nn.Module) -> dict[str, int]:
     groups = {"embeddings": 0, "linear": 0, "other": 0}
     seen: dict[int, torch.Tensor] = {}
     for module in model.modules():
-        packed = inspection.is_packed(module)
+        packed = is_packed(module)
         group = "linear" if packed or isinstance(module, nn.Linear) else "other"
         if isinstance(module, nn.Embedding):
             group = "embeddings"
@@ -96,7 +96,7 @@ def check_use(model: nn.Module, use: str) -> None:
     activations stay float: no gradient flows through int8 activations.
     """
     layers = [model.get_submodule(name) for name in inspection.int8_modules(model)]
-    packed = any(inspection.is_packed(layer) for layer in layers)
+    packed = any(is_packed(layer) for layer in layers)
     if not layers or (use == "cuda" and not packed):
         return
     floating = all(getattr(layer.weight, "act_quant_kwargs", None) is None for layer in layers)

@@ -6,7 +6,7 @@ import math
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from helpers.core import machine
+from helpers.core import machine, tensors
 from helpers.models import batching
 
 import torch
@@ -44,25 +44,14 @@ def unwrap(model: nn.Module) -> nn.Module:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
-def is_packed(module: nn.Module) -> bool:
-    """Whether it is a linear layer of torch.ao, whose int8 weight is a function."""
-    ours = type(module).__module__.startswith("torch.ao.nn.quantized")
-    return ours and callable(getattr(module, "weight", None))
-
-
 def int8_modules(model: nn.Module) -> list[str]:
     """Return the names of the modules that hold int8 weights of torch.ao or torchao."""
 
     def holds_int8(module: nn.Module) -> bool:
         weight = type(getattr(module, "weight", None))
-        return is_packed(module) or weight.__module__.startswith("torchao")
+        return tensors.is_packed(module) or weight.__module__.startswith("torchao")
 
     return [name for name, module in model.named_modules() if holds_int8(module)]
-
-
-def is_int8(model: nn.Module) -> bool:
-    """Whether some module of a model holds int8 weights."""
-    return bool(int8_modules(model))
 
 
 def announce_device(model: nn.Module, device: torch.device, verb: str = "computes") -> None:

@@ -34,6 +34,8 @@ def distillation_loss(
     student: Tensor, teacher: Tensor, labels: Tensor, temperature=math.inf, label_weight=0.0
 ) -> Tensor:
     """Mix the soft loss with cross-entropy for the labels (texts,), -100 where there is none."""
+    if student.shape[-1] < 2:
+        raise ValueError("one logit is no distribution: its soft loss is always 0")
     own = nn.functional.cross_entropy(student, labels, reduction="sum")
     own = own / (labels != -100).sum().clamp(min=1)
     return (1 - label_weight) * soft_loss(student, teacher, temperature) + label_weight * own
@@ -76,7 +78,7 @@ def update(loss: Tensor, optimizer: torch.optim.Optimizer, schedule) -> float:
 
 
 def train(student, teacher, tokenizer, texts, labels=None, epochs=3, lr=2e-4, **mix) -> Iterator:
-    """Train a student in place to answer as its teacher does; yield the loss of each step."""
+    """Train a student in place to answer as its teacher does, while the losses are iterated."""
     teacher.eval().requires_grad_(False)  # eval alone would keep the graph, and gradients
     labels = torch.tensor(labels or [-100] * len(texts), device=student.device)
     optimizer = torch.optim.AdamW(student.parameters(), lr=lr, weight_decay=0.01)

@@ -80,7 +80,10 @@ def embed_folder(source: Path, target: Path, model: nn.Module, tokenizer) -> lis
     """Embed the files that have no vectors yet; returns those that this process wrote."""
     target.mkdir(parents=True, exist_ok=True)
     made_by, missing = digest(model, tokenizer), []
-    for path in [source] if source.is_file() else sorted(source.glob("*.jsonl")):
+    paths = [source] if source.is_file() else sorted(source.glob("*.jsonl"))
+    if not paths:
+        raise FileNotFoundError(f"{source} is no file and holds no .jsonl files")
+    for path in paths:
         about = {"made of": made_by + hashlib.sha256(path.read_bytes()).hexdigest()}
         vectors = target / f"{path.stem}.safetensors"
         if not vectors.exists():

@@ -57,6 +57,7 @@ def classify(
 ) -> np.ndarray:
     """Return the logits (texts, classes) in the order of the texts, each cut at 128 tokens."""
     encoded = dict(tokenizer(list(texts), truncation=True, max_length=128))
+    encoded.setdefault("token_type_ids", [[0] * len(ids) for ids in encoded["input_ids"]])
     names = [entry.name for entry in session.get_inputs()]
     if "attention_mask" not in names:
         raise ValueError("the file has no attention_mask: it would read padding as text")

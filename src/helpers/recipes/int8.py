@@ -67,8 +67,11 @@ def logits(path: str | Path, texts: Sequence[str], tokenizer) -> np.ndarray:
     """Return what a classifier's file answers, of shape (texts, classes)."""
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     names = [entry.name for entry in session.get_inputs()]
+    if "attention_mask" not in names:
+        raise ValueError("the file has no attention_mask: it would read the padding as text")
     rows = []
     for batch in batches(texts, tokenizer):
+        batch.setdefault("token_type_ids", np.zeros_like(batch["input_ids"]))  # RoBERTa has none
         feed = {name: batch[name].astype(np.int64) for name in names}
         rows.append(session.run(None, feed)[0])
     return np.concatenate(rows)

@@ -92,7 +92,10 @@ def load_strictly(model: nn.Module, state: Mapping[str, torch.Tensor]) -> nn.Mod
 def load_checkpoint(
     path: str | Path, build: Callable[[], nn.Module], device: str = "cpu", key: str | None = None
 ) -> nn.Module:
-    """Build a model and load a checkpoint into it, on the CPU first, then move it."""
+    """Build a model and load a checkpoint into it, on the CPU first, then move it.
+
+    On the CPU its weights stay mapped to the file: save a later state to another one.
+    """
     model = build()
     return load_strictly(model, strip_wrappers(read_state(path, key), model)).to(device)
 
