@@ -54,7 +54,7 @@ def int8_modules(model: nn.Module) -> list[str]:
     return [name for name, module in model.named_modules() if holds_int8(module)]
 
 
-def announce_device(model: nn.Module, device: torch.device, verb: str = "computes") -> None:
+def announce_device(model: nn.Module, device: torch.device, verb: str) -> None:
     """Print once for each model where it computes, and which better device stands idle."""
     if model in _announced:
         return

@@ -38,7 +38,8 @@ def test(rest: list[str]) -> int:
 
     if status := fetch([]):
         return status
-    browser.provide()
+    if not rest:  # the whole suite; a choice of tests takes what is there
+        browser.provide()
     # Most of the suite keeps one core busy: two workers, each with whole files, need little more
     # than half the time.
     workers = ["-n", str(min(2, machine.usable_cpus())), "--dist", "loadfile"]

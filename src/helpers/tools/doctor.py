@@ -4,6 +4,7 @@ import importlib.metadata
 import shutil
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 from helpers.core import cuda, machine
 from helpers.models import assets, catalogue, locate
@@ -96,7 +97,7 @@ def examine() -> list[Finding]:
         Finding(True, "CPUs", cpus),
         Finding(True, "memory", f"{free / GB:.1f} GB free of {total / GB:.1f} GB"),
         Finding(True, "disk", f"{disk / GB:.1f} GB free where models and texts are kept"),
-        Finding(True, "browser", browser.find() or "none, so JupyterLab's side is not tested"),
+        Finding(True, "test browser", Path(browser.find() or "none").stem),
         *(_asset(name, state) for name, state in states.items()),
         *(_notebook(lesson, free, disk, states) for lesson in notebooks.lessons()),
     ]
