@@ -367,6 +367,7 @@ def test_case_14_an_error_keeps_the_memory_until_it_is_forgotten(ring):
     assert not hasattr(sys, "last_value")
 
 
+@pytest.mark.slow
 def test_case_14_in_ipython_also_out_and_underscore(run_python):
     code = r"""
     import helpers, gc

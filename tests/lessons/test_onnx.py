@@ -199,6 +199,7 @@ def test_case_47_a_small_model_is_one_file_and_an_old_second_one_goes(model, pat
     assert list(path.parent.iterdir()) == [path]
 
 
+@pytest.mark.slow
 def test_case_49_a_missing_exporter_package_is_named(run_python, path):
     code = """
         import sys

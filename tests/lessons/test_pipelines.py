@@ -25,13 +25,18 @@ def model(tiny_model):
     return tiny_model(BertForSequenceClassification, num_labels=3, max_position_embeddings=128)
 
 
+@pytest.fixture(scope="module")
+def exported(model, tokenizer, tmp_path_factory):
+    path = tmp_path_factory.mktemp("pipelines") / "model.onnx"
+    return onnx_export.export(model, path, tokenizer)
+
+
 @pytest.mark.parametrize("way", ["one by one", "batches", "workers"])
-def test_all_ways_give_the_logits_of_the_model_in_order(way, model, tokenizer, tmp_path):
-    path = onnx_export.export(model, tmp_path / "model.onnx", tokenizer)
+def test_all_ways_give_the_logits_of_the_model_in_order(way, model, tokenizer, exported):
     wanted = pipelines.one_by_one(model, tokenizer, TEXTS)
     padded = pipelines.one_by_one(model, tokenizer, TEXTS, padding="max_length")
     np.testing.assert_allclose(padded, wanted, atol=1e-5)
-    answer = pipelines.open_file(path, way, tokenizer, cpus=2)
+    answer = pipelines.open_file(exported, way, tokenizer, cpus=2)
     np.testing.assert_allclose(answer(TEXTS), wanted, atol=1e-4)
 
 

@@ -329,6 +329,7 @@ def test_case_62_equal_logits_after_saving(new, tmp_path, way, kind):
     assert torch.equal(logits(again), logits(report.model))
 
 
+@pytest.mark.slow
 def test_case_67_a_fresh_process_warns_of_nothing(reports, written, tmp_path, run_python):
     """Torch would say something of deprecation; and what was saved gives equal logits there."""
     code = """

@@ -81,6 +81,7 @@ def python(recipe, *arguments):
     return run(recipe, *arguments, launcher=[sys.executable])
 
 
+@pytest.mark.slow
 def test_device_placement(folder, tmp_path):
     printed = python("device_placement", folder, "a good film", "not bad", "--device", "cpu")
     assert "BertModel computes on cpu" in printed

@@ -19,6 +19,7 @@ def test_case_18_bert_large_is_trained_on_12_gib():
     assert memory.predict_peak("bert-large", 4, 512, device="cuda").verdict(12) == "fits"
 
 
+@pytest.mark.slow
 def test_every_option_of_the_memory_explorer_is_one_of_the_prediction():
     explorer = memory_explorer()
     controls, out = choice(explorer), explorer.children[-1]

@@ -291,6 +291,7 @@ def seconds_of_others():
     return psutil.cpu_times().user + psutil.cpu_times().system - time.process_time()
 
 
+@pytest.mark.slow
 def test_cases_55_and_56_pytorch_is_as_fast_beside_onnx_runtime_as_alone(onnx_session):
     x, weight = torch.ones(64, 512), torch.ones(512, 512)
     arm = (lambda x: x @ weight, (x,))
@@ -338,6 +339,7 @@ def sleeper(repeats, log=None, value=1):
     return fn, {"value": value}, {"pid": os.getpid(), "omp": os.environ["OMP_NUM_THREADS"]}
 
 
+@pytest.mark.slow
 def test_isolated_arms_run_one_at_a_time_in_turns(tmp_path):
     log = str(tmp_path / "log")
     arms = {
