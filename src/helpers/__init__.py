@@ -18,6 +18,8 @@ def _quiet_start() -> None:
     # A repository with only a .bin file would start a thread that asks the hub for a conversion.
     os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    # On Windows the hub's cache copies instead of linking, and says so for each file.
+    os.environ.setdefault("HF_HUB_DISABLE_SYMLINKS_WARNING", "1")
     # On Linux, torch's threads otherwise spin while they wait for each other. On a shared machine
     # (Binder, a busy laptop) that burns the very CPU time they wait for.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")

@@ -1,80 +1,49 @@
 """Exercises of notebook 05: right answers are right, and each usual mistake is named."""
 
 from helpers import exercises
+from helpers.core.quiet import quiet
+from helpers.exercises import lesson_05
+from helpers.lessons import quantize_onnx, quantize_torch
 
-import numpy
 import pytest
+import torch
 
 
-def rule(
-    steps=lambda bits: 2**bits - 1, hold_zero=True, rounded=round, lowest=0, one=1.0, clip=False
-):
-    """Variants of the rule for scale and zero point, right by default."""
-
-    def scale_and_zero(x, bits):
-        low, high = (min(x.min(), 0), max(x.max(), 0)) if hold_zero else (x.min(), x.max())
-        scale = (high - low) / steps(bits) or one
-        zero = rounded(-low / scale) + lowest
-        return scale, min(max(zero, 0), 2**bits - 1) if clip else zero
-
-    return scale_and_zero
-
-
-def equal_apart(x, bits):
-    """Equal values as a case of its own: one step is the value."""
-    return (float(x[0]), 0) if x.min() == x.max() > 0 else rule()(x, bits)
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    return lesson_05.write_files(tmp_path_factory.mktemp("int8"))
 
 
 @pytest.mark.parametrize(
-    ("answer", "verdict"),
+    ("options", "verdict"),
     [
-        (rule(), "correct"),
-        (rule(rounded=lambda z: numpy.float32(numpy.round(z))), "correct"),
-        (equal_apart, "correct"),
-        (rule(steps=lambda bits: 2**bits), "255 steps between them"),
-        (rule(rounded=float), "between two levels"),
-        (rule(rounded=int), "rounded to the nearest"),
-        (rule(lowest=-128), "the lowest value is level 0"),
-        (rule(hold_zero=False), "widen the range until it holds zero"),
-        (rule(hold_zero=False, clip=True), "only positive values and 8 bits a value comes back"),
-        (rule(steps=lambda bits: 2 ** (bits - 1) - 1), "comes back wrong"),
-        (rule(one=0.0), "for zeros and 8 bits it raised"),
-        (lambda x, bits: (float("nan"), 0), "the scale is nan"),
-        (lambda x, bits: 0.5, "two things, scale and zero point, not 0.5"),
+        ({}, "correct"),
+        ({"weights": "uint8", "reduced_range": True}, "correct"),
+        ({"operators": ["MatMul", "Gemm"]}, "are the embeddings in it"),
+        ({"per_channel": False}, "a matrix's only scale coarse"),
     ],
 )
-def test_1_scale_and_zero_point(answer, verdict, said):
-    assert verdict in said(exercises.check_05_1, answer)
+def test_1_small_and_near(files, options, verdict, said):
+    made = files[0].with_name("int8.onnx")
+    quantize_onnx.onnx_dynamic(files[0], made, **options)
+    assert verdict in said(exercises.check_05_1, made)
 
 
-def smallest(loss):
-    """The smallest file among those whose loss, a function of a row, is at most max_points."""
-
-    def choose(table, points):
-        return min((r for r in table if loss(r) <= points), key=lambda r: r["megabytes"])["name"]
-
-    return choose
+def test_1_the_float_file_is_no_answer(files, said):
+    assert "100% of the float file's bytes" in said(exercises.check_05_1, files[0])
+    assert "FileNotFoundError" in said(exercises.check_05_1, files[0].with_name("none.onnx"))
 
 
-def first(table, points):
-    return next(row["name"] for row in table if -row["low"] <= points)
-
-
-@pytest.mark.parametrize(
-    ("answer", "verdict"),
-    [
-        (smallest(lambda row: -row["low"]), "correct"),
-        (smallest(lambda row: -(row["low"] + row["high"]) / 2), "in the middle of its interval"),
-        (smallest(lambda row: abs(row["low"] + row["high"]) / 2), "in the middle of its interval"),
-        (smallest(lambda row: -row["high"]), "is not safe"),
-        (smallest(lambda row: row["low"]), "is not safe"),
-        (smallest(lambda row: max(abs(row["low"]), abs(row["high"]))), "better is safe and has"),
-        (smallest(lambda row: 1e-9 - row["low"]), "with 0.5 points"),
-        (lambda table, points: max(table, key=lambda row: row["low"])["name"], "is safe and has"),
-        (first, "float32 (91.2 MB) is safe"),
-        (lambda table, points: table[0], "a name of the table"),
-        (lambda table, points: None, "a name of the table, not None"),
-    ],
-)
-def test_2_the_bad_end_of_the_interval_counts(answer, verdict, said):
-    assert verdict in said(exercises.check_05_2, answer)
+def test_2_int8_before_it_is_loaded(files, said):
+    with quiet():
+        state = torch.load(files[1], weights_only=True)
+    floating = lesson_05.outlier_model()
+    floating.load_state_dict(state, strict=False)
+    assert "its linear layers are float" in said(exercises.check_05_2, floating)
+    model = quantize_torch.torch_dynamic(
+        lesson_05.tiny_bert(2, type(floating), vocab_size=2000)
+    ).model
+    assert "off: was everything loaded" in said(exercises.check_05_2, model)
+    model.load_state_dict(state)
+    assert said(exercises.check_05_2, model) == "correct"
+    assert "not a OrderedDict" in said(exercises.check_05_2, state)

@@ -55,25 +55,18 @@ def test_case_82_notebook_07_exercise_1(answer, verdict, said):
     assert verdict in said(exercises.check_07_1, answer)
 
 
-def windows(ids, limit, size=None, edges=True):
-    size = size or limit - 2
-    inner = ids[1:-1]
-    parts = [inner[place : place + size] for place in range(0, max(len(inner), 1), size)]
-    return [[ids[0], *part, ids[-1]] if edges else part for part in parts]
+def prices(small, large):
+    each = (large[1] - small[1]) / (large[0] - small[0])
+    return small[1] - small[0] * each, each
 
 
 @pytest.mark.parametrize(
     ("answer", "verdict"),
     [
-        (windows, "correct"),
-        (lambda ids, limit: windows(ids, limit, limit), "[CLS] and [SEP] count"),
-        (lambda ids, limit: windows(ids, limit, edges=False), "does not begin with [CLS]"),
-        (lambda ids, limit: windows(ids, limit)[:1], "are not the text"),
-        (lambda ids, limit: windows(ids, limit)[::-1], "are not the text"),
-        (lambda ids, limit: windows(ids, limit) * 2, "are not the text"),
-        (lambda ids, limit: ids, "a list of lists"),
-        (lambda ids, limit: [*windows(ids, limit), [ids[0], ids[-1]]], "holds no token"),
-        (lambda ids, limit: windows(ids, limit) if ids[2:] else [], "or there is none"),
+        (prices, "correct"),
+        (lambda small, large: (0.0, large[1] / large[0]), "spreads the fixed price"),
+        (lambda *timings: prices(*timings)[::-1], "it gives 1e-05 and 0.002"),
+        (lambda *timings: prices(*timings)[0], "two numbers"),
     ],
 )
 def test_notebook_07_exercise_2(answer, verdict, said):

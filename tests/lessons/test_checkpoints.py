@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import warnings
 import zipfile
 
 from conftest import TINY
@@ -16,6 +17,7 @@ from helpers.lessons.checkpoint_files import CheckpointError
 from helpers.recipes import load_checkpoint as recipe
 
 import numpy as np
+import peft
 import pytest
 import safetensors.torch
 import torch
@@ -491,7 +493,7 @@ BROKEN = [
     ("zip", lambda whole: b"\x1f\x8b\x08\x00" + whole[:1000], "packed archive"),
     ("zip", lambda whole: b"these are the weights, honestly", "not a known checkpoint"),
     ("zip", lambda whole: pickle.dumps({"w": np.zeros(3)}), "plain pickle"),
-    ("zip", lambda whole: b"PK\x03\x04 PK\x05\x06" + whole[:100], "zip archive"),
+    ("zip", lambda whole: b"PK\x03\x04 PK\x05\x06" + whole[:100], "zip archive|incomplete"),
     ("legacy", half, "is incomplete"),
     ("legacy", lambda whole: whole[:-1], "is incomplete"),
     ("safetensors", half, "is incomplete"),
@@ -562,6 +564,244 @@ def test_the_recipe_works_on_its_own_where_it_is_copied(model, tmp_path):
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert "all 39 tensors of BertModel loaded" in done.stdout
     check(out, model)
+
+
+MIDDLE = {
+    "a compiled body": lambda net: net.__setattr__("bert", torch.compile(net.bert)),
+    "a body in DataParallel": lambda net: net.__setattr__("bert", nn.DataParallel(net.bert)),
+    "compiled layers": lambda net: [
+        net.bert.encoder.layer.__setitem__(at, torch.compile(layer))
+        for at, layer in enumerate(net.bert.encoder.layer)
+    ],
+}
+
+
+def classifier(seed=1):
+    torch.manual_seed(seed)
+    return BertForSequenceClassification(CONFIG).eval()
+
+
+@pytest.mark.parametrize("kind", MIDDLE)
+def test_case_29_wrappers_in_the_middle_of_names_on_either_side(tmp_path, kind):
+    wanted, wrapped = classifier(), classifier()
+    MIDDLE[kind](wrapped)
+    path = saved(wrapped.state_dict(), tmp_path / "m.pth")
+    check(path, wanted, classifier)
+    same(recipe.load_checkpoint(path, lambda: classifier(2)), wanted)
+
+    def build():
+        net = classifier(2)
+        MIDDLE[kind](net)
+        return net
+
+    path = saved(wanted.state_dict(), tmp_path / "m.pth")
+    got = checkpoints.load(path, build).model.state_dict()
+    assert all(map(torch.equal, got.values(), wanted.state_dict().values()))
+
+
+@pytest.mark.parametrize("prefix", ["", "bert.", "model."])
+@pytest.mark.parametrize(
+    "around",
+    [
+        nn.DataParallel,
+        torch.compile,
+        lambda net: nn.ModuleDict({"net": nn.ModuleDict({"inner": net}), "more": nn.Linear(2, 2)}),
+    ],
+    ids=["DataParallel", "compile", "two levels"],
+)
+def test_a_body_is_found_at_any_depth_of_the_model(model, tmp_path, prefix, around):
+    path = saved(prefixed(model.state_dict(), prefix), tmp_path / "m.pth")
+    report = checkpoints.load(
+        path, lambda: around(classifier(2)), allow_missing=["classifier", "more"]
+    )
+    bodies = [part for part in report.model.modules() if isinstance(part, BertModel)]
+    same(bodies[0], model)
+    assert all("classifier" in name or "more" in name for name in report.missing)
+
+
+def test_a_name_that_the_model_has_is_not_brought_up_to_date(tmp_path):
+    class Old(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.LayerNorm = nn.ParameterDict({"gamma": torch.ones(3), "beta": torch.zeros(3)})
+
+    wanted = Old()
+    check(saved(wanted.state_dict(), tmp_path / "m.pth"), wanted, Old)
+
+
+@pytest.fixture
+def sharded(model, tmp_path):
+    model.save_pretrained(tmp_path / "sharded", max_shard_size="40KB")
+    return tmp_path / "sharded"
+
+
+def test_a_model_in_several_files(model, sharded, tmp_path):
+    index = sharded / "model.safetensors.index.json"
+    for path in (sharded, index):
+        check(path, model)
+    first, *others = sorted(sharded.glob("model-*"))
+    refused(first, "one of the files of a model that is saved in several", ".index.json")
+    with pytest.raises(CheckpointError, match="index of a model in several files"):
+        checkpoint_files.inspect(index)
+    content = others[0].read_bytes()
+    others[0].unlink()
+    refused(sharded, f"names {others[0].name}: not beside it", allow_missing=["encoder"])
+    shutil.copy(first, others[0])
+    refused(sharded, "differ, they are mixed")
+    others[0].write_bytes(content[:-1])
+    refused(sharded, others[0].name, "incomplete")
+    index.write_text('{"weight_map"')
+    refused(sharded, index.name, "corrupted")
+
+
+def adapted(folder, rank=2):
+    config = peft.LoraConfig(r=rank, target_modules=["query", "value"], init_lora_weights=False)
+    net = peft.get_peft_model(base(), config)
+    net.save_pretrained(folder)
+    return net.eval()
+
+
+def test_an_adapter_is_named_and_loaded_on_its_base(model, tmp_path):
+    wanted = adapted(tmp_path)
+    file = tmp_path / "adapter_model.safetensors"
+    refused(file, "0 of whose 39", "PEFT adapter", "PeftModel.from_pretrained")
+    refused(tmp_path, "PEFT adapter", "merge_and_unload")
+    assert "PEFT adapter" in str(checkpoint_files.inspect(file))
+    same(checkpoints.load_adapter(base(), tmp_path).merge_and_unload(), wanted.merge_and_unload())
+    other = BertModel(BertConfig(**TINY | {"num_hidden_layers": 1}))
+    with pytest.raises(CheckpointError, match="does not fit BertModel: base_model"):
+        checkpoints.load_adapter(other, tmp_path)
+
+
+def lightning(model, optimizers):
+    content = {"epoch": 1, "pytorch-lightning_version": "2.5.0", "lr_schedulers": []}
+    content["state_dict"] = prefixed(model.state_dict(), "model.")
+    return content | {"optimizer_states": [one.state_dict() for one in optimizers]}
+
+
+def stepped(net):
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+    net(IDS)[0].sum().backward()
+    optimizer.step()
+    return optimizer
+
+
+def test_case_39_an_optimizers_state_is_loaded_whole_or_refused(tmp_path):
+    net, path = base(), tmp_path / "m.ckpt"
+    wanted = stepped(net)
+    contents = [wanted.state_dict(), {"optimizer": wanted.state_dict()}, lightning(net, [wanted])]
+    for content in contents:
+        optimizer = torch.optim.AdamW(net.parameters())
+        checkpoints.load_optimizer(optimizer, saved(content, path))
+        for parameter, state in optimizer.state.items():
+            assert torch.equal(state["exp_avg"], wanted.state[parameter]["exp_avg"])
+        assert optimizer.param_groups[0]["lr"] == 1e-3
+    check(path, net)
+    optimizer = torch.optim.AdamW(net.parameters())
+    saved(lightning(net, [wanted, wanted]), path)
+    with pytest.raises(CheckpointError, match="2 optimizers"):
+        checkpoints.load_optimizer(optimizer, path)
+    checkpoints.load_optimizer(optimizer, path, key="optimizer_states/1")
+    wide = BertModel(BertConfig(**TINY | {"intermediate_size": 48}))
+    optimizer = torch.optim.AdamW(wide.parameters())
+    with pytest.raises(CheckpointError, match="exp_avg of parameter"):
+        checkpoints.load_optimizer(optimizer, path, key="optimizer_states/0")
+    assert not optimizer.state
+    refused(saved(wanted.state_dict(), path), "an optimizer's state without weights")
+
+
+def zero(model):
+    empty = {name: torch.empty(0) for name in model.state_dict()}
+    return {"module": empty, "ds_version": "0.17.0", "param_shapes": [{}], "optimizer": None}
+
+
+def test_placeholders_of_zero_3_are_named_in_a_few_words(model, tmp_path):
+    path = saved(zero(model), tmp_path / "mp_rank_00_model_states.pt")
+    error = refused(path, "DeepSpeed", "zero_to_fp32.py", "others do not fit either")
+    assert len(str(error)) < 1000
+
+
+def test_one_process_of_several_is_named(tmp_path, run_python):
+    code = """
+import os, sys, torch
+from torch import distributed
+from torch.distributed import checkpoint
+from torch.distributed.fsdp import fully_shard
+meet = f"file://{sys.argv[1]}/meet"
+distributed.init_process_group("gloo", init_method=meet, rank=0, world_size=1)
+mesh = distributed.device_mesh.init_device_mesh("cpu", (1,))
+net = fully_shard(torch.nn.Linear(2, 2), mesh=mesh)
+torch.save(net.state_dict(), sys.argv[1] + "/rank0.pt")
+checkpoint.save(net.state_dict(), checkpoint_id=sys.argv[1] + "/dcp")
+distributed.destroy_process_group()
+"""
+    run_python(code, tmp_path, PYTHONWARNINGS="ignore")
+    import torch.distributed.tensor  # after it, torch itself would load the file
+
+    for options in ({}, {"allow_globals": [torch.distributed.tensor.DTensor]}):
+        error = refused(tmp_path / "rank0.pt", "one process", "full_state_dict=True", **options)
+        assert "allow_globals" not in str(error)
+    refused(tmp_path / "dcp", "distributed checkpoint", "dcp_to_torch")
+    assert torch.distributed.tensor
+
+
+def zipped(path, *names):
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in names:
+            archive.writestr(name, b"x")
+
+
+FOREIGN = [
+    ("bert_model.ckpt.data-00000-of-00001", b"\1\2\3\4" * 9, "TensorFlow checkpoint"),
+    ("bert_model.ckpt.index", b"\0\0\1\2" * 9, "TensorFlow checkpoint"),
+    ("flax_model.msgpack", b"\x83\xa4bert" * 9, "Flax"),
+    ("tf_model.h5", b"\x89HDF\r\n\x1a\n" * 9, "HDF5"),
+    ("model.gguf", b"GGUF\3\0\0\0" * 9, "GGUF"),
+    ("model.tflite", b"\x20\0\0\0TFL3" * 9, "TensorFlow Lite"),
+    ("bert.keras", ("metadata.json", "config.json", "model.weights.h5"), "Keras 3 archive"),
+    ("arrays.npz", ("w.npy",), "numpy.load"),
+    ("model.zip", ("bert/config.json", "bert/model.safetensors"), "unpack it"),
+    ("deepspeed", ("zero_to_fp32.py", "latest"), "DeepSpeed"),
+    ("tf", ("bert_model.ckpt.index", "bert_config.json"), "TensorFlow checkpoint"),
+    ("saved", ("saved_model.pb", "variables"), "SavedModel"),
+    ("models--bert", ("blobs", "refs", "snapshots"), "snapshots/"),
+    ("nothing", ("notes.txt",), "it holds notes.txt"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "words"), FOREIGN, ids=lambda value: str(value)[:20])
+def test_files_and_folders_of_other_tools_are_named(tmp_path, name, content, words):
+    path = tmp_path / name
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif path.suffix:
+        zipped(path, *content)
+    else:
+        path.mkdir()
+        for member in content:
+            (path / member).write_bytes(b"x")
+    refused(path, name, words)
+
+
+def test_programs_of_export_are_named(tmp_path):
+    program = torch.export.export(nn.Linear(2, 2), (torch.ones(1, 2),))
+    with warnings.catch_warnings(action="ignore"):
+        torch.export.save(program, tmp_path / "m.pt2")
+    refused(tmp_path / "m.pt2", "torch.export.load")
+
+
+def test_a_file_in_use_on_windows_is_not_lost(model, tmp_path, monkeypatch):
+    path = tmp_path / "model.safetensors"
+    checkpoints.save(model, path)
+    monkeypatch.setattr(
+        type(path), "replace", lambda *paths: (_ for _ in ()).throw(PermissionError)
+    )
+    with pytest.raises(CheckpointError, match="another name"):
+        checkpoints.save(base(2), path)
+    monkeypatch.undo()
+    check(path, model)
+    with pytest.raises(SystemExit):
+        recipe.main([str(path), "folder", "--save", str(path)])
 
 
 def renamed(rng, state):

@@ -4,9 +4,9 @@ import shutil
 
 from helpers.core import machine
 from helpers.core.quiet import quiet
-from helpers.lessons import onnx_export, onnx_inference
+from helpers.lessons import onnx_export, onnx_inference, quantize_onnx
 from helpers.models import batching
-from helpers.recipes.onnx_export import INPUTS
+from helpers.recipes.onnx_export import INPUTS, OLDER, to_program
 
 import numpy as np
 import onnx
@@ -187,10 +187,112 @@ def test_case_47_large_weights_get_a_second_file_and_move_together(model, path, 
     there = path.parent / "there"
     there.mkdir()
     shutil.copy(written, there)
-    with pytest.raises(Exception, match=r"does not exist.*model\.onnx\.data"):
+    with pytest.raises(Exception, match=r"second file, model\.onnx\.data"):
         onnx_inference.session(there / "model.onnx")
     shutil.copy(data, there)
     assert onnx_export.parity(model, onnx_inference.session(there / "model.onnx"), lengths=(7,)).ok
+
+
+@pytest.fixture
+def two_files(new, path, monkeypatch):
+    monkeypatch.setattr(onnx_export, "SINGLE_FILE", 1000)
+    return onnx_export.export(new(), path), path.with_name("model.onnx.data")
+
+
+def test_case_47_renaming_both_files_is_told_apart(two_files, tmp_path):
+    there = tmp_path / "there"
+    there.mkdir()
+    for file, name in zip(two_files, ("other.onnx", "other.onnx.data"), strict=True):
+        shutil.copy(file, there / name)
+    with pytest.raises(RuntimeError, match=r"^other.onnx: .*model\.onnx\.data.*written inside"):
+        onnx_inference.session(there / "other.onnx")
+    with pytest.raises(FileNotFoundError, match=r"model\.onnx\.data.*written inside"):
+        quantize_onnx.onnx_dynamic(there / "other.onnx", there / "int8.onnx")
+    assert not (there / "int8.onnx").exists()
+
+
+def test_case_47_links_of_the_hubs_cache_are_followed(two_files, tmp_path):
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshot"
+    blobs.mkdir()
+    snapshot.mkdir()
+    for number, file in enumerate(two_files):
+        file.rename(blobs / str(number))
+        (snapshot / file.name).symlink_to(blobs / str(number))
+    source = snapshot / "model.onnx"
+    plain = onnx_inference.run(onnx_inference.session(source), example())
+    feeds = [{name: value.numpy() for name, value in example().items()}]
+    for quantize in (quantize_onnx.onnx_dynamic, quantize_onnx.onnx_static):
+        options = [feeds] if quantize is quantize_onnx.onnx_static else []
+        quantize(source, tmp_path / "int8.onnx", *options)
+        made = onnx_inference.run(onnx_inference.session(tmp_path / "int8.onnx"), example())
+        assert np.abs(made - plain).max() < 0.5 * plain.std()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda made: setattr(made, "ir_version", 99), "IR version 99.*reads up to"),
+        (lambda made: setattr(made.opset_import[0], "version", 60), "opset 60 of ai.onnx"),
+        (lambda made: setattr(made.graph.node[0], "domain", "strange"), "made for another runtime"),
+    ],
+)
+def test_a_file_of_another_time_or_tool_says_so(exported, path, change, said):
+    made = onnx.load(exported)
+    change(made)
+    onnx.save(made, path)
+    with pytest.raises(RuntimeError, match=said) as caught:
+        onnx_inference.session(path)
+    assert caught.value.__cause__ is not None
+    assert len(str(caught.value)) < 400
+
+
+def test_a_damaged_file_says_so(exported, path):
+    path.write_bytes(exported.read_bytes()[:-500])
+    with pytest.raises(RuntimeError, match="no ONNX file, or its download was cut short"):
+        onnx_inference.session(path)
+
+
+@pytest.mark.parametrize("name", ["token_type_idss", "position_ids"])
+def test_names_that_nobody_knows_are_refused(model, session, path, name):
+    with pytest.raises(ValueError, match=name):
+        onnx_inference.run(session, example() | {name: ones(2, 9)})
+    with pytest.raises(ValueError, match=name):
+        onnx_export.export(model, path, example() | {name: ones(2, 9)})
+    short = example()
+    short.pop("token_type_ids")
+    with pytest.raises(ValueError, match=r"takes .*token_type_ids"):
+        onnx_export.export(model, path, short)
+    with pytest.raises(ValueError, match="has no Gather_"):
+        quantize_onnx.onnx_dynamic(session._model_path, path, operators=["MatMul", "Gather_"])
+    assert not path.exists()
+
+
+def test_a_file_that_fails_on_a_second_text_is_written_with_an_older_opset(path):
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_attention_heads": 2,
+        "vocab_size": 100,
+    }
+    config = transformers.ModernBertConfig(num_hidden_layers=2, pad_token_id=0, **sizes)
+    modern = transformers.ModernBertForSequenceClassification(config).eval()
+    opened = onnx_inference.session(onnx_export.export(modern, path))
+    assert onnx_export.parity(modern, opened, batches=(1, 3), lengths=(1, 7)).ok
+    assert onnx.load(path).opset_import[0].version == OLDER
+
+
+def test_a_file_that_computes_something_else_is_not_handed_over(new, path, monkeypatch):
+    def wrong(model, example, **options):
+        other = new()
+        with torch.no_grad():
+            other.classifier.bias += 1
+        return to_program(other, example, **options)
+
+    monkeypatch.setattr(onnx_export, "to_program", wrong)
+    with pytest.raises(RuntimeError, match="no ONNX file computes") as caught:
+        onnx_export.export(new(), path)
+    assert "1.0e+00" in str(caught.value.__cause__)
+    assert not list(path.parent.iterdir())
 
 
 def test_case_47_a_small_model_is_one_file_and_an_old_second_one_goes(model, path):

@@ -62,19 +62,6 @@ def test_show_displays_html_and_returns_nothing(figure, monkeypatch):
     assert re.match(r"<figure.*</figure>$", shown[0].data, re.DOTALL)
 
 
-def test_a_waterfall_has_a_bar_from_each_rate_to_the_next(monkeypatch):
-    drawn = []
-    monkeypatch.setattr(plots, "show", lambda fig, alt: drawn.append((fig, alt)))
-    plots.waterfall({"pasted": 5.0, "better": 50.0, "worse": 40.0}, "texts/s", "Three steps.")
-    (figure, alt), axes = drawn[0], drawn[0][0].axes[0]
-    bars = [(bar.get_x(), bar.get_x() + bar.get_width()) for bar in axes.patches]
-    assert bars[1:] == [(5, 50), (40, 50)]
-    assert [text.get_text() for text in axes.texts] == ["5", "50  (×10.0)", "40  (×0.8)"]
-    assert axes.get_xscale() == "log"
-    assert alt == "Three steps."
-    plots.plt.close(figure)
-
-
 def test_colours_differ_in_lightness_too():
     # Whoever sees no colours, or prints in grey, must tell neighbours in the palette apart.
     def lightness(colour):

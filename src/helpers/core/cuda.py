@@ -20,25 +20,15 @@ class CudaStatus(NamedTuple):
 
 
 def explain_cuda(
-    system: str,
-    torch: str | None,
-    build: str | None,
-    gpu: bool | None,
-    driver: bool,
-    visible: str | None,
-    names: Sequence[str],
+    system: str,  # as sys.platform
+    torch: str | None,  # its version, None if it is missing
+    build: str | None,  # the CUDA or ROCm of torch, None for a CPU-only build
+    gpu: bool | None,  # whether there is an NVIDIA GPU, None if unknown
+    driver: bool,  # whether the driver's library loads
+    visible: str | None,  # the variable CUDA_VISIBLE_DEVICES
+    names: Sequence[str],  # of the devices that torch can use
 ) -> CudaStatus:
-    """Name the cause that has to be mended first where CUDA is absent.
-
-    Args:
-        system: As sys.platform.
-        torch: Its version, None if it is missing.
-        build: The CUDA or ROCm of torch, None for a CPU-only build.
-        gpu: Whether there is an NVIDIA GPU, None if unknown.
-        driver: Whether the driver's library loads.
-        visible: The variable CUDA_VISIBLE_DEVICES.
-        names: The devices that torch can use.
-    """
+    """Name the cause that has to be mended first where CUDA is absent."""
     if names:
         reason = f"torch can use {len(names)} CUDA device(s): {', '.join(names)}."
     elif torch is None:

@@ -21,16 +21,7 @@ from helpers.core.files import read_system_file
 
 import psutil
 
-PACKAGES = (
-    "torch",
-    "transformers",
-    "onnxruntime",
-    "onnx",
-    "torchao",
-    "peft",
-    "tokenizers",
-    "numpy",
-)
+PACKAGES = "torch", "transformers", "onnxruntime", "onnx", "torchao", "peft", "tokenizers", "numpy"
 
 # What decides how fast int8 and bfloat16 run: its name in Linux's /proc/cpuinfo, in macOS's
 # sysctl, and its number in Windows' IsProcessorFeaturePresent; null where that cannot be told.

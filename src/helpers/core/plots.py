@@ -3,7 +3,6 @@
 import base64
 import html as _html
 import io
-from collections.abc import Mapping
 
 import matplotlib
 from matplotlib import pyplot as plt
@@ -43,23 +42,3 @@ def show(fig: Figure, alt: str) -> None:
     from IPython.display import HTML, display
 
     display(HTML(html(fig, alt)))
-
-
-def waterfall(rates: Mapping[str, float], unit: str, alt: str) -> None:
-    """Show what each step does to a rate: a bar from the rate before it to its own, log scale."""
-    names, values = list(rates), list(rates.values())
-    fig, ax = plt.subplots(figsize=(7.5, 1 + 0.45 * len(names)))
-    for place, (before, value) in enumerate(zip([values[0], *values], values, strict=False)):
-        low, high = sorted((before, value))
-        colour = BLUE if value >= before else RED
-        ax.barh(place, max(high - low, 0.02 * low), left=low, color=colour, height=0.6)
-        rate = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-        factor = f"  (×{value / before:,.1f})" if place else ""
-        style = {"textcoords": "offset points", "va": "center", "fontsize": 9}
-        ax.annotate(rate + factor, (high, place), xytext=(5, 0), **style)
-    ax.set(xscale="log", xlim=(min(values) / 1.5, 6 * max(values)))
-    ax.set_xlabel(f"{unit} (each gridline is a factor of ten)")
-    ax.set_yticks(range(len(names)), names)
-    ax.invert_yaxis()
-    ax.grid(axis="y", visible=False)
-    show(fig, alt)

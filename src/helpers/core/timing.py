@@ -28,26 +28,19 @@ class Ratio(NamedTuple):
 
 
 class Comparison:
-    """What `compare` measured; a notebook shows its table and the line that names the machine.
-
-    Attributes:
-        table: A pandas row for each arm: median and quartiles of the milliseconds a call takes.
-        seconds: For each arm an array (passes, rounds of a pass) of seconds a call.
-        machine: Hardware, threads and versions.
-        extra: For each arm in a process of its own, its set-up's third value.
-    """
+    """What `compare` measured; a notebook shows its table and the line that names the machine."""
 
     def __init__(self, replies: list[dict], items: int | None, threads: int):
         by_arm: dict[str, list[dict]] = {}
         for reply in replies:
             by_arm.setdefault(reply["arm"], []).append(reply)
-        self.seconds = {}
-        self.extra = {}
+        self.seconds = {}  # of each arm: an array (passes, rounds of a pass) of seconds a call
+        self.extra = {}  # of each arm in a process of its own: its set-up's third value
         for arm, got in by_arm.items():
             self.seconds[arm] = np.array([reply["seconds"] for reply in got])
             self.extra[arm] = got[-1].get("extra")
         self.machine = machine.describe_machine(threads)
-        self.table = self._table(by_arm, items)
+        self.table = self._table(by_arm, items)  # medians and quartiles of milliseconds a call
 
     def _table(self, by_arm: dict[str, list[dict]], items: int | None):
         import pandas as pd

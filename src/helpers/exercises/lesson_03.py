@@ -15,13 +15,13 @@ SEEDS = {1: 11, 2: 12}  # of the right model in each file
 def write_puzzles(folder: str | Path) -> list[Path]:
     """Write one.pth and two.pth into `folder`. Reading on here gives them away."""
     one, two = (tiny_bert(seed).state_dict() for seed in SEEDS.values())
-    compiled = {name.replace("encoder.", "encoder._orig_mod."): one[name] for name in one}
+    other = {name.replace("encoder.layer.", "encoder.blocks."): one[name] for name in one}
     old = {}
     for name, value in two.items():
         name = "bert." + name.replace("LayerNorm.weight", "LayerNorm.gamma")
         old[name] = value.T.contiguous() if _is_linear(name) else value
     paths = [Path(folder) / "one.pth", Path(folder) / "two.pth"]
-    torch.save(compiled, paths[0])
+    torch.save(other, paths[0])
     torch.save(old, paths[1])
     return paths
 
@@ -53,7 +53,7 @@ def _fault(answer: nn.Module, number: int, hint: str) -> str | None:
 
 @exercise
 def check_03_1(answer: nn.Module) -> str | None:
-    """Check the model in one.pth, of which only a part was compiled."""
+    """Check the model in one.pth, whose layers have another name."""
     return _fault(answer, 1, "strict=False skips names that do not fit")
 
 

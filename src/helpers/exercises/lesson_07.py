@@ -1,6 +1,6 @@
 """Checks for the exercises of notebook 07 (SciBERT on GPUs)."""
 
-import itertools
+import math
 from collections.abc import Callable
 
 from helpers.exercises import exercise
@@ -52,30 +52,23 @@ def check_07_1(answer: Callable[[Callable, Callable, Callable], float]) -> str |
     return None
 
 
-def _window_fault(ids: list[int], limit: int, windows: list[list[int]]) -> str | None:
-    """Say what is wrong with the windows of a text."""
-    if any(len(window) > limit for window in windows):
-        return f"a window has {max(map(len, windows))} ids: [CLS] and [SEP] count, too"
-    if any(not len(window) or window[0] != 101 or window[-1] != 102 for window in windows):
-        return "a window does not begin with [CLS] (ids[0]) and end with [SEP] (ids[-1])"
-    pieces = [list(window[1:-1]) for window in windows]
-    if list(itertools.chain(*pieces)) != ids[1:-1]:
-        return "the windows' tokens, one window after the other, are not the text"
-    if not windows or (len(ids) > 2 and [] in pieces):
-        return "a window holds no token, or there is none: every text needs a vector"
-    return None
-
-
 @exercise
-def check_07_2(answer: Callable[[list[int], int], list[list[int]]]) -> str | None:
-    """A function (ids with [CLS] and [SEP], limit) that returns the windows of the text."""
-    for count, limit in ((3, 8), (6, 8), (7, 8), (13, 8), (30, 8), (511, 512), (0, 8)):
-        ids = [101, *range(1000, 1000 + count), 102]
-        windows = answer(list(ids), limit)
-        case = f"for {count + 2} ids and a limit of {limit}"
-        lists = list | tuple
-        if not isinstance(windows, lists) or not all(isinstance(one, lists) for one in windows):
-            return f"{case} it should return a list of lists of ids, not {windows!r:.60}"
-        if fault := _window_fault(ids, limit, windows):
-            return f"{case} {fault}"
+def check_07_2(answer: Callable[..., tuple[float, float]]) -> str | None:
+    """A function of two timings (tokens, seconds): the fixed price and the price of a token."""
+    for fixed, each in ((2e-3, 1e-5), (0.3, 1e-6), (0.0, 4e-4)):
+        small, large = ((tokens, fixed + tokens * each) for tokens in (64, 4096))
+        found = answer(small, large)
+        if not isinstance(found, tuple | list) or len(found) != 2:
+            return (
+                f"it should return two numbers, fixed price and price of a token, not {found!r:.60}"
+            )
+        if fixed and math.isclose(found[1], large[1] / large[0]):
+            return "time by tokens spreads the fixed price over them: take differences of the two"
+        if not all(
+            math.isclose(*pair, abs_tol=1e-9) for pair in zip(found, (fixed, each), strict=True)
+        ):
+            wanted = f"{fixed:.3g} s and {each:.3g} s"
+            return (
+                f"where a batch costs {wanted} a token, it gives {found[0]:.3g} and {found[1]:.3g}"
+            )
     return None

@@ -4,14 +4,8 @@ from helpers.models import inspection
 
 from transformers import BertConfig, BertForSequenceClassification, BertModel
 
-_SIZES = {
-    "vocab_size": 100,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 64,
-    "max_position_embeddings": 64,
-}
+_SIZES = {"vocab_size": 100, "max_position_embeddings": 64, "hidden_size": 32}
+_SIZES |= {"num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 
 
 def new_model() -> BertModel:

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from helpers.core import files
-from helpers.recipes.load_checkpoint import is_state, read_file
+from helpers.recipes.load_checkpoint import is_state, read_file, read_state
 
+import numpy as np
 import torch
 from torch._weights_only_unpickler import _get_allowed_globals, _get_user_allowed_globals
 
@@ -41,27 +42,17 @@ class StoredTensor(NamedTuple):
 
 @dataclass(frozen=True)
 class Inspection:
-    """What `inspect` found.
+    """What `inspect` found."""
 
-    Attributes:
-        name: The name of the file.
-        format: "zip" (torch.save since 1.6), "legacy" (before) or "safetensors".
-        size: In bytes.
-        tensors: In sets of weights, by name, after the key of its set and "/".
-        states: Keys of sets of weights ("" is the file itself) -> what all their names begin with.
-        nesting: Keys of the top level -> the type of what they hold.
-        refused: Functions and classes that the file names and safe loading refuses.
-        whole: The class of a pickled model, or "".
-    """
-
-    name: str
-    format: str
-    size: int
-    tensors: dict[str, StoredTensor]
-    states: dict[str, str]
-    nesting: dict[str, str]
-    refused: list[str]
-    whole: str
+    name: str  # of the file
+    format: str  # "zip" (torch.save since 1.6), "legacy" (before) or "safetensors"
+    size: int  # in bytes
+    tensors: dict[str, StoredTensor]  # in sets of weights: by the key of the set, "/" and name
+    states: dict[str, str]  # keys of sets of weights ("": all) -> what their names begin with
+    nesting: dict[str, str]  # keys of the top level -> the type of what they hold
+    refused: list[str]  # functions and classes that the file names and safe loading refuses
+    whole: str  # the class of a pickled model, or ""
+    clue: str  # what else it looks like, and how to load that, or ""
 
     def __str__(self) -> str:
         size = f"{self.size:,} bytes, {len(self.tensors)} tensors"
@@ -77,6 +68,8 @@ class Inspection:
             lines.append(f"a whole model of class {self.whole}")
         if self.refused:
             lines.append(f"safe loading refuses {', '.join(self.refused)}")
+        if self.clue:
+            lines.append(f"looks like {self.clue}")
         return "\n  ".join(lines)
 
 
@@ -158,7 +151,7 @@ def inspect(path: str | Path) -> Inspection:
     Raises:
         CheckpointError: If the content (not the name) is not a checkpoint, or is broken.
     """
-    path = Path(path)
+    path = weights_file(Path(path))
     with explained(path), path.open("rb") as file:
         if path.stat().st_size < 16:
             raise EOFError("a checkpoint cannot be that small")
@@ -177,6 +170,12 @@ def inspect(path: str | Path) -> Inspection:
     models = [part for part in top.values() if "_modules" in getattr(part, "state", ())]
     allowed = _get_allowed_globals() | _get_user_allowed_globals()
     kinds = {key: getattr(part, "path", "") or type(part).__name__ for key, part in top.items()}
+    clue = known("names", "\n".join(names)) or known(
+        "holds", "\n".join([path.name, *kinds, *tensors])
+    )
+    refused = [
+        name for name in names if name not in allowed or name.startswith("torch.distributed.")
+    ]
     return Inspection(
         name=path.name,
         format=form,
@@ -186,8 +185,9 @@ def inspect(path: str | Path) -> Inspection:
             key: "".join(f"{p}." for p in common_prefix(names)) for key, names in states.items()
         },
         nesting={key: kind for key, kind in kinds.items() if key},
-        refused=[name for name in names if name not in allowed],
+        refused=refused,
         whole=models[0].path if models else "",
+        clue=clue,
     )
 
 
@@ -198,8 +198,9 @@ def _parse(path: Path, data: mmap.mmap) -> tuple[str, Any, Iterable[str]]:
         with zipfile.ZipFile(path) as archive:
             records = {name.partition("/")[2]: name for name in archive.namelist()}
             if "data.pkl" not in records or "constants.pkl" in records:
-                what = "a TorchScript program or another zip archive, not a checkpoint"
-                raise CheckpointError(f"{path.name} is {what}; it holds {few(records)}")
+                members = archive.namelist()
+                what = known("zip", "\n".join(members)) or f"a zip archive of {few(members)}"
+                raise CheckpointError(f"{path.name} is {what}")
             reader = _Reader(io.BytesIO(archive.read(records["data.pkl"])))
         return "zip", reader.load(), reader.names
     if start[8:9] == b"{":
@@ -211,11 +212,28 @@ def _parse(path: Path, data: mmap.mmap) -> tuple[str, Any, Iterable[str]]:
             _Reader(data).load()
         reader = _Reader(data)
         return "legacy", reader.load(), reader.names
-    known = [row for row in SIGNATURES if re.match(row["begins"].encode(), start)]
-    what = f"not a known checkpoint format: it begins with {start[:8]}"
-    if known:
-        what = f"{known[0]['is']}: {known[0]['do']}"
+    what = known("begins", start.decode("latin-1")) or known("named", path.name)
+    what = what or f"not a known checkpoint format: it begins with {start[:8]}"
     raise CheckpointError(f"{path.name} ({len(data):,} bytes) is {what}")
+
+
+def known(table: str, text: str) -> str:
+    """Return what the first fitting row of data/file_signatures.json says, and the way out."""
+    rows = (row for row in SIGNATURES[table] if re.search(row["says"], text))
+    return next((f"{row['is']}: {row['do']}" for row in rows), "")
+
+
+def weights_file(path: Path) -> Path:
+    """Return the file of weights in a model's folder, or its index; a file as it is."""
+    if not path.is_dir():
+        return path
+    there = {file.name for file in path.iterdir()}
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        for file in (name, f"{name}.index.json"):
+            if file in there:
+                return path / file
+    what = known("folder", "\n".join(sorted(there))) or f"not a model's, it holds {few(there)}"
+    raise CheckpointError(f"{path.name}: the folder is {what}")
 
 
 def common_prefix(names: Iterable[str]) -> list[str]:
@@ -228,3 +246,49 @@ def common_prefix(names: Iterable[str]) -> list[str]:
 def few(names: Iterable[str]) -> str:
     """Write the first of some names."""
     return textwrap.shorten(", ".join(map(str, names)), 200, placeholder=" ...")
+
+
+def read_shards(index: Path, key: str | None, allow_globals: Iterable) -> tuple[Any, str, str]:
+    """Read all weights that an index lists from the files that it names, as `read_checked` does."""
+    with explained(index):
+        places, state = json.loads(index.read_text(encoding="utf-8"))["weight_map"], {}
+    names = sorted(set(places.values()))
+    if lost := [name for name in names if not index.with_name(name).is_file()]:
+        raise CheckpointError(f"{index.name} names {few(lost)}: not beside it, download it too")
+    for name in names:
+        part, checked, _ = read_checked(index.with_name(name), key, allow_globals)
+        state |= part
+    if differ := places.keys() ^ state.keys():
+        raise CheckpointError(f"{index.name} and its files differ, they are mixed: {few(differ)}")
+    return state, checked, ""
+
+
+def read_checked(path: Path, key: str | None, allow_globals: Iterable) -> tuple[Any, str, str]:
+    """Return what is at a key (or the only weights), what checked the bytes, what it looks like."""
+    allowed = list(allow_globals)
+    if np.dtype in allowed:  # its instances have classes of their own
+        allowed += [kind for kind in vars(np.dtypes).values() if isinstance(kind, type)]
+    with torch.serialization.safe_globals(allowed):
+        look = inspect(path)
+        if look.refused:
+            way = "If you know them and trust the sender: allow_globals=[...] for this load"
+            if look.whole:
+                way = f"It is a whole model: save its state_dict() where the class {look.whole} is"
+            if look.clue and not look.states:
+                way = f"It is {look.clue}"
+            what = "names what safe loading refuses, because it could run code"
+            raise CheckpointError(f"{path.name} {what}: {', '.join(look.refused)}. {way}")
+        if key is None and len(look.states) == 1:
+            key = next(iter(look.states))
+        if key is None or key.partition("/")[0] not in {"", *look.nesting}:
+            there = list(look.states) or f"none, only {few(look.nesting)}"
+            what = f"weights are at {there}" + (f". It is {look.clue}" if look.clue else "")
+            raise CheckpointError(f"{path.name}: say which with key=...; {what}")
+        with explained(path):
+            state = read_state(path, key)
+            if look.format == "zip":
+                with zipfile.ZipFile(path) as archive:
+                    if broken := archive.testzip():
+                        raise ValueError(f"the checksum of {broken} does not agree")
+        checked = "CRC-32" if look.format == "zip" else "nothing, the file has no checksums"
+        return state, checked, look.clue

@@ -5,7 +5,6 @@ The fault to fear is silent success: a file that "loads" and leaves random weigh
 
 import contextlib
 import re
-import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -13,36 +12,35 @@ from pathlib import Path
 from typing import Any
 
 from helpers.core import files
-from helpers.lessons.checkpoint_files import CheckpointError, common_prefix, explained, few, inspect
-from helpers.recipes.load_checkpoint import load_strictly, read_state, strip_wrappers, tied_names
+from helpers.core.quiet import quiet
+from helpers.lessons.checkpoint_files import (
+    CheckpointError,
+    common_prefix,
+    few,
+    read_checked,
+    read_shards,
+    weights_file,
+)
+from helpers.recipes.load_checkpoint import load_strictly, tied_names, unwrapped
 
-import numpy as np
 import safetensors.torch
 import torch
 from torch import nn
 
+_OLD = {"gamma": "weight", "beta": "bias"}
+
 
 @dataclass
 class LoadReport:
-    """What `load` did.
+    """What `load` did. Names are those in the model."""
 
-    Attributes:
-        model: The filled model, in eval mode.
-        checked: What the bytes of the file were checked by.
-        loaded: Names in the model that came from the file.
-        missing: Names in the model that the file lacks: they are untrained.
-        renamed: Names in the file -> names in the model, where they differ.
-        dtypes: How a dtype changed -> how many weights.
-        notes: What else was changed or looks wrong.
-    """
-
-    model: nn.Module
-    checked: str
+    model: nn.Module  # filled, in eval mode
+    checked: str  # by what the bytes of the file were checked
     loaded: list[str] = field(default_factory=list)
-    missing: list[str] = field(default_factory=list)
-    renamed: dict[str, str] = field(default_factory=dict)
-    dtypes: Counter[str] = field(default_factory=Counter)
-    notes: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)  # not in the file: they are untrained
+    renamed: dict[str, str] = field(default_factory=dict)  # names in the file -> in the model
+    dtypes: Counter[str] = field(default_factory=Counter)  # how it changed -> how many weights
+    notes: list[str] = field(default_factory=list)  # what else was changed or looks wrong
 
     def __str__(self) -> str:
         name = type(self.model).__name__
@@ -68,7 +66,7 @@ def load(
     They stay mapped to the file: replace it, as `save` does, but never write into it.
 
     Args:
-        path: The checkpoint.
+        path: The checkpoint; of a model in several files its folder or index.
         build: A function that builds the model; memory for its parameters is not allocated.
         key: Which weights, where a file has several.
         allow_globals: Classes that safe loading refuses, allowed for this load.
@@ -80,7 +78,9 @@ def load(
     """
     with _parameters_on_meta():  # each weight is drawn and dropped: before the file is mapped
         model = build()
-    state, checked = _read(Path(path), key, allow_globals)
+    path = weights_file(Path(path))
+    read = read_shards if path.name.endswith(".index.json") else read_checked
+    state, checked, clue = read(path, key, allow_globals)
     report = LoadReport(model, checked)
     given = _match(state, report)
     problems = _compare(given, allow_missing, report)
@@ -88,41 +88,14 @@ def load(
         problems.append("it has less than half of the model")
     if problems:
         share = f"{len(report.loaded)} of whose {len(model.state_dict())} weights it has"
-        raise CheckpointError(
-            f"{Path(path).name} does not fit {type(model).__name__}, {share}: "
-            f"{'; '.join(problems)}. Parts that the file may lack: allow_missing=[...]; for a "
-            "head too many, build the model that has it, and take its base_model"
-        )
+        way = "Parts that the file may lack: allow_missing=[...]; for a head too many, build the "
+        way += "model that has it, and take its base_model"
+        if clue:
+            way = f"It looks like {clue}"
+        what = f"{path.name} does not fit {type(model).__name__}"
+        raise CheckpointError(f"{what}, {share}: {'; '.join(problems)}. {way}")
     _fill(given, build, report)
     return report
-
-
-def _read(path: Path, key: str | None, allow_globals: Iterable) -> tuple[Any, str]:
-    """Return what is at a key, or the only set of weights, and how the bytes were checked."""
-    allowed = list(allow_globals)
-    if np.dtype in allowed:  # its instances have classes of their own
-        allowed += [kind for kind in vars(np.dtypes).values() if isinstance(kind, type)]
-    with torch.serialization.safe_globals(allowed):
-        look = inspect(path)
-        if look.refused:
-            way = "If you know them and trust the sender: allow_globals=[...] for this load"
-            if look.whole:
-                way = f"It is a whole model: save its state_dict() where the class {look.whole} is"
-            what = "names what safe loading refuses, because it could run code"
-            raise CheckpointError(f"{path.name} {what}: {', '.join(look.refused)}. {way}")
-        if key is None and len(look.states) == 1:
-            key = next(iter(look.states))
-        if key is None or key.partition("/")[0] not in {"", *look.nesting}:
-            there = list(look.states) or f"none, only {few(look.nesting)}"
-            raise CheckpointError(f"{path.name}: say which with key=...; weights are at {there}")
-        with explained(path):
-            state = read_state(path, key)
-            if look.format == "zip":
-                with zipfile.ZipFile(path) as archive:
-                    if broken := archive.testzip():
-                        raise ValueError(f"the checksum of {broken} does not agree")
-        checked = "CRC-32" if look.format == "zip" else "nothing, the file has no checksums"
-        return state, checked
 
 
 @contextlib.contextmanager
@@ -150,7 +123,7 @@ def _within(name: str, parts: Iterable[str]) -> bool:
 def _match(state: Mapping, report: LoadReport) -> dict[str, Any]:
     """Return the weights under the model's names, as far as it has them."""
     own, given = report.model.state_dict(), {}
-    names = _rename(list(strip_wrappers(state, report.model)), own)
+    names = _rename(state, own)
     for (old, value), name in zip(state.items(), names, strict=True):
         if name in given:
             raise CheckpointError(f"the file gives {name} twice, by an old and a new name")
@@ -168,34 +141,43 @@ def _is_position_ids(name: str, value: Any) -> bool:
     return named and value.flatten().tolist() == list(range(value.numel()))
 
 
-def _rename(names: list[str], own: Iterable[str]) -> list[str]:
-    """Take off, or put on, what all names begin with, so that most of them are the model's."""
-    bases = Counter(name.split(".")[0] for name in own)  # most are in "bert", beside a head
-    ours = common_prefix(name for name in own if name.split(".")[0] == max(bases, key=bases.get))
-    theirs = common_prefix(names)
-    rest = [".".join(name.split(".")[len(theirs) :]) for name in names]
-    for old, new in {"gamma": "weight", "beta": "bias"}.items():  # files that TensorFlow wrote
-        rest = [re.sub(rf"(?<=LayerNorm\.){old}$", new, name) for name in rest]
-    leads = [
-        [*ours[:put], *theirs[cut:]]
-        for cut in range(len(theirs) + 1)
-        for put in range(len(ours) + 1)
-    ]
-    candidates = [[".".join([*lead, name]) for name in rest] for lead in leads]
-    return max(candidates, key=lambda names: len(set(own).intersection(names)))
+def _rename(names: Iterable[str], own: Iterable[str]) -> list[str]:
+    """Find the model's names: without wrappers, and below the part that holds most of the file."""
+    ours, theirs = dict(zip(unwrapped(own), own, strict=True)), unwrapped(names)
+    shared, best = common_prefix(theirs), (-1, theirs)
+    for cut in range(len(shared) + 1):
+        rest = [".".join(name.split(".")[cut:]) for name in theirs]
+        known, leads = {*rest, *map(_current, rest)}, Counter({"": 0})
+        for name in ours:
+            parts = name.split(".")
+            tails = [".".join(parts[at:]) for at in range(len(parts))]
+            leads.update(name.removesuffix(tail) for tail in tails if tail in known)
+        lead, found = leads.most_common(1)[0]
+        if found > best[0]:
+            best = (found, [lead + name for name in rest])
+    current = [name if name in ours else _current(name) for name in best[1]]
+    return [ours.get(name, name) for name in current]
+
+
+def _current(name: str) -> str:
+    """Return today's name of a weight in files that TensorFlow wrote."""
+    return re.sub(r"(?<=LayerNorm\.)(gamma|beta)$", lambda old: _OLD[old[0]], name)
 
 
 def _compare(given: Mapping, allow_missing: Iterable[str], report: LoadReport) -> list[str]:
     """Say what does not fit, and note what does."""
-    problems, own = [], report.model.state_dict()
+    misfits, own = [], report.model.state_dict()
     for weight, names in tied_names(report.model).items():
         found = [name for name in names if name in given]
         for name in found:
-            problems += _misfit(name, given[name], weight, report)
+            misfits += _misfit(name, given[name], weight, report)
         if found:
             report.loaded += names
         else:
             report.missing += names
+    problems = misfits[:3]
+    if len(misfits) > 3:
+        problems.append(f"{len(misfits) - 3} others do not fit either")
     if extra := [name for name in given if name not in own]:
         problems.append(f"not in the model: {few(extra)}")
     if lost := [name for name in report.missing if not _within(name, allow_missing)]:
@@ -244,7 +226,62 @@ def _fill(given: dict[str, Any], build: Callable[[], nn.Module], report: LoadRep
     load_strictly(report.model, given)
 
 
+def load_optimizer(
+    optimizer: torch.optim.Optimizer, path: str | Path, key: str = "", allow_globals: Iterable = ()
+) -> None:
+    """Give an optimizer the state in a file; build it after its model has moved.
+
+    Raises:
+        CheckpointError: If the file holds none, or several and no `key` ("optimizer_states/1"), or
+            one of other parameters; `load_state_dict` would take another shape in silence.
+    """
+    content, _, _ = read_checked(Path(path), key, allow_globals)
+    parts = [content]
+    for part in content.values():
+        parts += part if isinstance(part, list) else [part]
+    found = [part for part in parts if isinstance(part, Mapping) and "param_groups" in part]
+    if len(found) != 1:
+        raise CheckpointError(f"{Path(path).name} holds {len(found)} optimizers' states: key=...")
+    ours = [one for group in optimizer.param_groups for one in group["params"]]
+    theirs = [place for group in found[0]["param_groups"] for place in group["params"]]
+    for parameter, place in zip(ours, theirs, strict=False):  # load_state_dict counts them
+        for name, value in found[0]["state"].get(place, {}).items():
+            shape = getattr(value, "shape", ())
+            if len(shape) == parameter.dim() and shape != parameter.shape:
+                message = f"{name} of parameter {place} is {tuple(shape)}"
+                raise CheckpointError(f"{message} in the file, {tuple(parameter.shape)} here")
+    optimizer.load_state_dict(found[0])
+
+
+def load_adapter(base: nn.Module, folder: str | Path) -> nn.Module:
+    """Put a PEFT adapter on its base model, in place: all of its weights, or an error.
+
+    Returns:
+        The PeftModel in eval mode; its `merge_and_unload()` is an ordinary model again.
+
+    Raises:
+        CheckpointError: If names differ; peft would warn, and leave an adapter without effect.
+    """
+    import peft  # takes seconds
+
+    state, _, _ = read_checked(Path(folder) / "adapter_model.safetensors", None, ())
+    with quiet():
+        model = peft.PeftModel.from_pretrained(base, folder)
+    if differ := peft.get_peft_model_state_dict(model).keys() ^ state.keys():
+        what = f"the adapter of {Path(folder).name} does not fit {type(base).__name__}"
+        raise CheckpointError(f"{what}: {few(sorted(differ))}. Load the base model anew")
+    return model.eval()
+
+
 def save(model: nn.Module, path: str | Path) -> None:
-    """Write a model's weights as safetensors, an atomic write; tied weights are written once."""
-    with files.atomic_write(path) as part:
-        safetensors.torch.save_model(model, part, metadata={"format": "pt"})
+    """Write a model's weights as safetensors, an atomic write; tied weights are written once.
+
+    Raises:
+        CheckpointError: On Windows, for the file that a loaded model is mapped to.
+    """
+    try:
+        with files.atomic_write(path) as part:
+            safetensors.torch.save_model(model, part, metadata={"format": "pt"})
+    except PermissionError as error:
+        what = f"{Path(path).name} cannot be replaced: on Windows not while a model is mapped to it"
+        raise CheckpointError(f"{what}. Save under another name") from error

@@ -42,7 +42,13 @@ def explain(error: BaseException | str) -> str:
             # A product of batches has no weight: both sides were computed from the inputs.
             stayed = which_side_stayed("" if "bmm" in text else argument, at, rest)
             return f"Two devices in one operation: {what} is on {at}, the rest on {rest}. {stayed}"
+    unknown = "Not an error known here: read its last line, and check audit(model) all the same."
+    return known(text) or unknown
+
+
+def known(text: str) -> str:
+    """Return what a message means, or ""; $1 in a row stands for what its first group found."""
     for row in KNOWN["other"]:
-        if re.search(row["says"], text, re.IGNORECASE | re.DOTALL):
-            return row["means"]
-    return "Not a device error known here: read its last line, and check audit(model) all the same."
+        if found := re.search(row["says"], text, re.IGNORECASE | re.DOTALL):
+            return re.sub(r"\$(\d)", lambda group: found[int(group[1])], row["means"])
+    return ""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from helpers.core import machine
 from helpers.core.quiet import quiet
+from helpers.lessons.device_errors import known
 from helpers.models import batching
 from helpers.recipes.fast_pipeline import open_session
 
@@ -21,24 +22,33 @@ def session(
     """Open an ONNX file on the provider that is asked for; its threads sleep while they wait.
 
     By default it has as many threads as CPUs are usable: ONNX Runtime looks past a container's
-    limit. Raises RuntimeError if the provider is not in use.
+    limit. Raises RuntimeError if the provider is not in use, or the file cannot be used here.
     """
-    with quiet(stdout=True):  # a missing provider is an error, and needs no remark
-        return open_session(path, threads or machine.usable_cpus(), provider)
+    try:
+        with quiet(stdout=True):  # a missing provider is an error, and needs no remark
+            return open_session(path, threads or machine.usable_cpus(), provider)
+    except Exception as error:  # ONNX Runtime's kinds have no common base
+        if said := known(str(error)):
+            raise RuntimeError(f"{Path(path).name}: {said}") from error
+        raise
 
 
 def feed(session: onnxruntime.InferenceSession, inputs: Mapping) -> dict[str, np.ndarray]:
     """Return what a session's `run` takes, from lists, arrays or tensors by name.
 
-    Names that the file does not know are dropped (with a warning if they tell the two texts of a
-    pair apart); segment ids that nobody gave are zeros.
+    What a tokenizer adds and the file does not know is dropped (with a warning if it tells the two
+    texts of a pair apart); segment ids that nobody gave are zeros.
 
     Raises:
         TypeError: For numbers that are not integers.
-        ValueError: For a missing input, padding where the file takes no mask, negative numbers,
-            shapes that differ (they would be broadcast), and more tokens than the model reads, if
-            `onnx_export.export` wrote the file.
+        ValueError: For a missing input or an unknown one, padding where the file takes no mask,
+            negative numbers, shapes that differ (they would be broadcast), and more tokens than the
+            model reads, if `onnx_export.export` wrote the file.
     """
+    names = [entry.name for entry in session.get_inputs()]
+    dropped = batching.EXTRAS | {"attention_mask", "token_type_ids"}
+    if strange := set(inputs) - dropped - set(names):
+        raise ValueError(f"the file takes {', '.join(names)}, but not {', '.join(sorted(strange))}")
     made = {}
     for entry in session.get_inputs():
         if entry.name in inputs:

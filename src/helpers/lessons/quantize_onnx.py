@@ -4,13 +4,17 @@ A level q stands for (q - zero point) * scale. The settings differ in what gets 
 and in when the activations get theirs (Jacob et al., arXiv:1712.05877).
 """
 
+import contextlib
 import math
-from collections.abc import Iterable, Mapping
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from helpers.core import files
 from helpers.core.quiet import quiet
+from helpers.lessons.device_errors import known
 from helpers.recipes.int8 import OPERATORS, quantize
 
 import numpy as np
@@ -71,9 +75,12 @@ def onnx_dynamic(
     """
     options = {"weight_type": _TYPES[weights], "per_channel": per_channel}
     options["op_types_to_quantize"] = list(operators)
-    with quiet(), files.atomic_write(target) as part:
-        quantize(source, part, reduced_range, **options)
-        return _report(source, part, Path(target))
+    kinds = {node.op_type for node in onnx.load(source, load_external_data=False).graph.node}
+    if unknown := set(operators) - kinds - set(OPERATORS):
+        raise ValueError(f"{Path(source).name} has no {', '.join(unknown)}")
+    with quiet(), _regular(source) as whole, files.atomic_write(target) as part:
+        quantize(whole, part, reduced_range, **options)
+        return _report(whole, part, Path(target))
 
 
 def onnx_static(
@@ -98,9 +105,25 @@ def onnx_static(
     options = {"weight_type": _TYPES["int8"], "activation_type": _TYPES["int8"]}
     options |= {"per_channel": True, "reduce_range": reduced_range}
     options["op_types_to_quantize"] = OPERATORS
-    with quiet(), files.atomic_write(target) as part:
-        quantization.quantize_static(str(source), str(part), Reader(), **options)
-        return _report(source, part, Path(target))
+    with quiet(), _regular(source) as whole, files.atomic_write(target) as part:
+        quantization.quantize_static(str(whole), str(part), Reader(), **options)
+        return _report(whole, part, Path(target))
+
+
+@contextlib.contextmanager
+def _regular(source: str | Path) -> Iterator[Path]:
+    """Yield a file whose weights lie beside it, not behind the links of the hub's cache."""
+    source = Path(source)
+    parts = [source, *source.parent.glob(f"{source.name}[._]data")]
+    with tempfile.TemporaryDirectory() as folder:
+        if any(part.is_symlink() for part in parts):
+            for part in parts:
+                shutil.copy(part, folder)
+            source = Path(folder) / source.name
+        try:
+            yield source
+        except onnx.checker.ValidationError as error:
+            raise FileNotFoundError(known(str(error)) or str(error)) from error
 
 
 def _report(source: str | Path, made: Path, target: Path) -> QuantizationReport:

@@ -1,4 +1,4 @@
-"""How fast a GPU could be: the roofline of a BERT (notebook 07)."""
+"""What a BERT computes, and what a GPU promises (notebook 07)."""
 
 from helpers.core import files
 
@@ -29,15 +29,3 @@ def flops(config, length: int, texts: int = 1) -> int:
     width, inner = config.hidden_size, config.intermediate_size
     layer = length * 2 * (4 * width**2 + 2 * width * inner) + 4 * length**2 * width
     return texts * (config.num_hidden_layers * layer + 2 * width**2)
-
-
-def bound(config, length: int, texts: int, teraflops: float, gigabytes: float, size: int) -> float:
-    """Return the roofline, the most texts/s in batches of `texts`, each of `length` tokens.
-
-    A batch takes at least as long as its operations at `teraflops` TFLOP/s, and as reading the
-    layers' weights once, of `size` bytes each, at `gigabytes` GB/s (Williams et al., 2009).
-    """
-    width, inner = config.hidden_size, config.intermediate_size
-    weights = config.num_hidden_layers * (4 * width**2 + 2 * width * inner) * size
-    computing = flops(config, length, texts) / (teraflops * 1e12)
-    return texts / max(computing, weights / (gigabytes * 1e9))

@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 
 MAX_LENGTH = 128  # tokens at which the classifiers here cut a text
+# What a batch may hold beside a model's inputs.
+EXTRAS = {"special_tokens_mask", "offset_mapping", "overflow_to_sample_mapping", "length", "labels"}
 
 
 def encode(

@@ -5,7 +5,7 @@ python load_checkpoint.py model.pth folder_with_config_json --save model.safeten
 
 import argparse
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ import torch
 import transformers
 from torch import nn
 
-WRAPPERS = ("module.", "_orig_mod.")  # put before names by DataParallel and torch.compile
+# What DataParallel, torch.compile, FSDP and activation checkpointing put into names.
+WRAPPERS = {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 
 
 def read_file(path: str | Path) -> Any:
@@ -38,10 +39,10 @@ def is_state(value: Any, kind: type = torch.Tensor) -> bool:
 
 
 def read_state(path: str | Path, key: str | None = None) -> Mapping[str, torch.Tensor]:
-    """Read the weights at a key ("a/b": two levels), or the only ones, onto the CPU."""
+    """Read what is at a key ("a/b": two levels), or the only weights, onto the CPU."""
     content = read_file(path)
     for part in key.split("/") if key else []:
-        content = content[part]
+        content = content[int(part) if isinstance(content, list) else part]
     if key is not None or is_state(content):
         return content
     found = [name for name, value in content.items() if is_state(value)]
@@ -50,15 +51,25 @@ def read_state(path: str | Path, key: str | None = None) -> Mapping[str, torch.T
     return content[found[0]]
 
 
+def unwrapped(names: Iterable[str]) -> list[str]:
+    """Take wrappers out of names, where all names below the same module have them."""
+    paths, below = [name.split(".") for name in names], {}
+    for parts in paths:
+        for at, part in enumerate(parts):
+            below.setdefault(tuple(parts[:at]), set()).add(part)
+
+    def stays(parts: list[str], at: int) -> bool:
+        return parts[at] not in WRAPPERS or len(below[tuple(parts[:at])]) > 1
+
+    return [".".join(part for at, part in enumerate(p) if stays(p, at)) for p in paths]
+
+
 def strip_wrappers(state: Mapping[str, torch.Tensor], model: nn.Module) -> dict[str, torch.Tensor]:
-    """Take off wrappers' prefixes that all names carry, until names are the model's own."""
-    own, state = set(model.state_dict()), dict(state)
-    while state and own.isdisjoint(state):
-        found = [lead for lead in WRAPPERS if all(name.startswith(lead) for name in state)]
-        if not found:
-            break
-        state = {name.removeprefix(found[0]): value for name, value in state.items()}
-    return state
+    """Name weights as the model does, whichever of the two is wrapped, in whole or in part."""
+    own = list(model.state_dict())
+    names = dict(zip(unwrapped(own), own, strict=True))
+    named = zip(unwrapped(state), state.values(), strict=True)
+    return {names.get(name, name): value for name, value in named}
 
 
 def tied_names(model: nn.Module) -> dict[torch.Tensor, list[str]]:
@@ -109,6 +120,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--key", help="where in the file the weights are, if in several places")
     parser.add_argument("--save", metavar="OUT.safetensors", help="write them without a pickle")
     given = parser.parse_args(argv)
+    if given.save and Path(given.save).resolve() == given.checkpoint.resolve():
+        parser.error("save to another file: the weights are mapped to this one")
     config = transformers.AutoConfig.from_pretrained(given.folder)
     kind = getattr(transformers, given.name)
     build = getattr(kind, "from_config", kind)  # automatic classes are not called

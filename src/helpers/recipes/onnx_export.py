@@ -70,7 +70,7 @@ def export(model: PreTrainedModel, path: str | Path, tokenizer) -> Path:
 
 
 def open_session(
-    path: str | Path, threads: int = 2, provider: str = "CPUExecutionProvider"
+    path: str | Path, threads: int = 1, provider: str = "CPUExecutionProvider"
 ) -> onnxruntime.InferenceSession:
     """Open an ONNX file on the provider that is asked for, or raise RuntimeError.
 

@@ -1,5 +1,6 @@
 """Is this machine ready? One line for each question and each notebook; notebook 00 shows it."""
 
+import contextlib
 import importlib.metadata
 import shutil
 import sys
@@ -11,6 +12,7 @@ from helpers.models import assets, catalogue, locate
 from helpers.tools import browser, notebooks
 
 import pandas
+from packaging.requirements import Requirement
 
 GB = 10**9
 # JupyterLab's own server, beside the kernel that runs a notebook (116 MB with one notebook open).
@@ -30,18 +32,16 @@ class Finding:
 
 
 def _packages() -> Finding:
-    """Compare the installed versions with those that the tutorial was tested with."""
-    wrong = []
-    for requirement in importlib.metadata.requires("bert-on-any-device") or []:
-        name, _, version = requirement.partition("==")
-        if ";" in version:  # an extra, such as the test tools
-            continue
-        try:
-            found = importlib.metadata.version(name).split("+")[0]
-        except importlib.metadata.PackageNotFoundError:
-            found = "missing"
-        if found != version:
-            wrong.append(f"{name} {found} (tested with {version})")
+    """Compare the installed versions with the pins, and widgets' two sides with each other."""
+    wrong, lines = [], importlib.metadata.requires("bert-on-any-device") or []
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # the pins name it as well
+        lines += importlib.metadata.requires("ipywidgets")  # jupyterlab_widgets is its browser side
+    for wanted in map(Requirement, lines):
+        found = "missing"
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found = importlib.metadata.version(wanted.name).split("+")[0]
+        if found not in wanted.specifier and (not wanted.marker or wanted.marker.evaluate()):
+            wrong.append(f"{wanted.name} {found} (needs {wanted.specifier})")
     if wrong:
         todo = "; `python3 tutorial.py lab` installs what is missing"
         return Finding(False, "packages", ", ".join(wrong) + todo)

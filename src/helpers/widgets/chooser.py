@@ -18,16 +18,22 @@ def within(table, megabytes: float, milliseconds: float, points: float):
 
 
 def choice_picture(table, megabytes: float, milliseconds: float, points: float) -> str:
-    """Draw all pipelines by time, accuracy and size, the fastest within limits in orange (HTML)."""
+    """Draw all pipelines by time, accuracy and size, the fastest within limits in orange (HTML).
+
+    Those are named that no other one beats in both; a line joins them.
+    """
     good, first = within(table, megabytes, milliseconds, points), table["accuracy"].iloc[0]
     chosen = None if good.empty else good["ms"].idxmin()
     fig, axes = plots.plt.subplots(figsize=(7.5, 3.8))
     colours = dict.fromkeys(good.index, plots.BLUE) | {chosen: plots.ORANGE}
-    for number, (name, row) in enumerate(table.sort_values("ms").iterrows()):
+    colour = [colours.get(name, "#bbbbbb") for name in table.index]
+    axes.scatter(table["ms"], 100 * table["accuracy"], 4 * table["MB"] + 20, colour, alpha=0.8)
+    ordered = table.sort_values("ms")
+    front = ordered[ordered["accuracy"] > ordered["accuracy"].cummax().shift(fill_value=0)]
+    axes.plot(front["ms"], 100 * front["accuracy"], color=plots.GREY, linewidth=1, zorder=0)
+    for name, row in front.iterrows():  # the others would write over each other, and are beaten
         place = (row["ms"], 100 * row["accuracy"])
-        axes.scatter(*place, s=4 * row["MB"] + 20, color=colours.get(name, "#bbbbbb"), alpha=0.8)
-        above = (-15, 7, -27, 19)[number % 4]  # neighbours in time do not write over each other
-        axes.annotate(name, place, (4, above), textcoords="offset points", fontsize=9)
+        axes.annotate(name, place, (-4, 8), textcoords="offset points", fontsize=9, ha="right")
     axes.axhline(100 * first - points, color=plots.GREY, linestyle="--")
     axes.axvline(milliseconds, color=plots.GREY, linestyle="--")
     axes.set(xscale="log", xlabel="milliseconds a sentence", ylabel="accuracy in %")
