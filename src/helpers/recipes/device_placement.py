@@ -80,19 +80,26 @@ def encode(model: nn.Module, tokenizer: Any, texts: Sequence[str]) -> np.ndarray
     return ((hidden * mask).sum(1) / mask.sum(1)).numpy()
 
 
+def load(folder: str, device: str = "auto", device_map: str | None = None) -> nn.Module:
+    """Load a model on one device, or spread as a map says: "auto", or JSON of part and place."""
+    if not device_map:
+        return move_to(AutoModel.from_pretrained(folder), resolve_device(device))
+    places = json.loads(device_map) if "{" in device_map else device_map
+    return AutoModel.from_pretrained(folder, device_map=places)
+
+
 def main(argv: list[str] | None = None) -> None:
     """Load a model folder, place it, encode texts, and print where everything is."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", help="a model folder, or a name on the Hugging Face hub")
     parser.add_argument("texts", nargs="+")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda:0, mps (default: auto)")
-    parser.add_argument("--device-map", help='instead: auto, or JSON such as {"encoder": "disk"}')
+    parser.add_argument(
+        "--device-map", help='instead: auto, or {"embeddings": "cpu", "encoder": "disk", ...}'
+    )
     parser.add_argument("--save", help="write the vectors to this .npy file")
     given = parser.parse_args(argv)
-    where = given.device_map or resolve_device(given.device)
-    if given.device_map and given.device_map.startswith("{"):
-        where = json.loads(given.device_map)
-    model = AutoModel.from_pretrained(given.folder, device_map=where).eval()
+    model = load(given.folder, given.device, given.device_map)
     vectors = encode(model, AutoTokenizer.from_pretrained(given.folder), given.texts)
     placed = Counter(str(tensor.device) for _, _, tensor in tensors_of(model))
     print(f"{type(model).__name__}: {dict(placed)}")
