@@ -1,14 +1,13 @@
 """Notebook 01's exercises: the checks know the usual mistakes."""
 
-import copy
-from collections import UserDict
+import functools
 
 from helpers import exercises
-from helpers.lessons import placement
 
 import pytest
 import torch
 from torch import nn
+from transformers import AutoModel, AutoTokenizer
 
 
 def module(register, value=0.5):
@@ -60,48 +59,28 @@ def test_exercise_1(answer, verdict, said):
     assert verdict in said(exercises.check_01_1, answer)
 
 
-def own_move(thing, device, encoding):
-    """A move that treats a BatchEncoding as `encoding` says."""
-    if isinstance(thing, UserDict):
-        return encoding(thing)
-    if isinstance(thing, dict):
-        return {key: own_move(value, device, encoding) for key, value in thing.items()}
-    if isinstance(thing, list | tuple):
-        return type(thing)(own_move(value, device, encoding) for value in thing)
-    return thing.to(device) if isinstance(thing, torch.Tensor) else thing
-
-
-def only_dicts(thing, device):
-    return own_move(thing, device, encoding=lambda found: found)
-
-
-def in_place(thing, device):
-    return own_move(thing, device, encoding=lambda found: found.to(device))
-
-
-def overwrites(thing, device):
-    moved = placement.move(thing, device)
-    thing.update(pair=moved["pair"])
-    return moved
-
-
-def move_and(**changes):
-    return lambda thing, device: placement.move(thing, device) | changes
+def vectors(folder, texts, device_map, use=AutoModel.from_pretrained, pool=None, give=None):
+    """An answer to exercise 2; `use` loads, `pool` makes one vector a text, `give` returns it."""
+    model = use(folder, device_map=device_map)
+    inputs = AutoTokenizer.from_pretrained(folder)(texts, padding=True, return_tensors="pt")
+    with torch.inference_mode():
+        hidden = model(**inputs).last_hidden_state
+    mask = inputs["attention_mask"].unsqueeze(-1)
+    pooled = pool(hidden) if pool else (hidden * mask).sum(1) / mask.sum(1)
+    return give(pooled) if give else pooled.numpy()
 
 
 @pytest.mark.parametrize(
-    ("answer", "verdict"),
+    ("change", "verdict"),
     [
-        (placement.move, "correct"),
-        (only_dicts, "a BatchEncoding is a UserDict"),
-        (in_place, "works in place"),
-        (overwrites, "has changed"),
-        (lambda thing, device: copy.copy(thing), "is still on cpu"),
-        (lambda thing, device: None, "it raised AttributeError"),
-        (move_and(name="meta"), "come back as they are"),
-        (move_and(pair=[]), "came back as others"),
-        (move_and(encodings=[{}]), "should be a BatchEncoding on meta"),
+        ({}, "correct"),
+        ({"give": lambda pooled: pooled}, "not tensor(["),
+        ({"give": lambda pooled: pooled.tolist()}, "not [["),
+        ({"pool": lambda hidden: hidden}, "not array("),
+        ({"pool": lambda hidden: hidden.mean(1)}, "the padding is in the mean"),
+        ({"pool": lambda hidden: hidden[:, 0]}, "not the mean of the vectors"),
+        ({"use": lambda folder, device_map: AutoModel.from_pretrained(folder)}, "raised nothing"),
     ],
 )
-def test_exercise_2(answer, verdict, said):
-    assert verdict in said(exercises.check_01_2, answer)
+def test_exercise_2(change, verdict, said):
+    assert verdict in said(exercises.check_01_2, functools.partial(vectors, **change))

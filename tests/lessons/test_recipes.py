@@ -82,11 +82,17 @@ def python(recipe, *arguments):
 
 
 @pytest.mark.slow
-def test_device_placement(folder, tmp_path):
-    printed = python("device_placement", folder, "a good film", "not bad", "--device", "cpu")
-    assert "BertModel computes on cpu" in printed
+def test_device_placement(folder, classifier, tokenizer, tmp_path):
+    texts, target = ["a good film", "not bad"], tmp_path / "vectors.npy"
+    printed = python("device_placement", folder, *texts, "--device", "cpu", "--save", target)
     assert "left behind: nothing" in printed
-    assert "output: (2, 5, 32) on cpu" in printed
+    assert "vectors: (2, 32) float32" in printed
+    alone = classifier.bert(**tokenizer(texts[1], return_tensors="pt")).last_hidden_state
+    assert np.allclose(np.load(target)[1], alone.detach()[0].mean(0), atol=1e-5)
+    spread = '{"embeddings": "disk", "encoder": "disk", "pooler": "cpu"}'
+    printed = python("device_placement", folder, *texts, "--device-map", spread, "--save", target)
+    assert "'encoder': 'disk'" in printed
+    assert np.allclose(np.load(target)[1], alone.detach()[0].mean(0), atol=1e-5)
 
 
 def test_what_is_left_behind_has_a_name():

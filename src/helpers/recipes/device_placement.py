@@ -1,29 +1,31 @@
 """Put a model and its inputs on one device, and prove it (notebook 01).
 
 python device_placement.py MODEL_FOLDER --device auto "A text." "Another text."
+python device_placement.py MODEL_FOLDER --device-map auto --save vectors.npy "A text."
 """
 
 import argparse
+import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from transformers import AutoModel, AutoTokenizer
 
 
 def resolve_device(name: str = "auto") -> torch.device:
-    """Return the device of a name; "auto" takes the best there is.
+    """Return the device of a name; "auto" takes the accelerator that works here, or the CPU.
 
     A device that is asked for by name is used or refused, never replaced by the CPU.
 
     Raises:
-        RuntimeError: If this machine does not have the device.
+        RuntimeError, AssertionError: If this machine or this PyTorch does not have the device.
     """
     if name == "auto":
-        name = "mps" if torch.backends.mps.is_available() else "cpu"
-        name = "cuda" if torch.cuda.is_available() else name
+        name = torch.accelerator.current_accelerator(check_available=True) or "cpu"
     # Raises now, and not in the middle of the work; and tells the index, which "cuda" leaves out.
     return torch.empty(1, device=name).device
 
@@ -64,8 +66,26 @@ def left_behind(module: nn.Module, device: torch.device) -> list[str]:
 def run_on_model_device(model: nn.Module, inputs: Mapping[str, Any]) -> Any:
     """Call a model with inputs that follow it, whatever device it is on."""
     device = next(model.parameters()).device
+    if hasattr(model, "hf_device_map") and device.type == "meta":
+        device = torch.device("cpu")  # a spread model's hooks take the inputs on from there
     with torch.inference_mode():
         return model(**move_to(inputs, device))
+
+
+def encode(model: nn.Module, tokenizer: Any, texts: Sequence[str]) -> np.ndarray:
+    """Return a vector for each text, the mean over its real tokens: (texts, hidden), float32."""
+    inputs = tokenizer(list(texts), padding=True, truncation=True, return_tensors="pt")
+    hidden = run_on_model_device(model, inputs).last_hidden_state.float().cpu()
+    mask = inputs["attention_mask"].unsqueeze(-1)
+    return ((hidden * mask).sum(1) / mask.sum(1)).numpy()
+
+
+def load(folder: str, device: str = "auto", device_map: str | None = None) -> nn.Module:
+    """Load a model on one device, or spread as a map says: "auto", or JSON of part and place."""
+    if not device_map:
+        return move_to(AutoModel.from_pretrained(folder), resolve_device(device))
+    places = json.loads(device_map) if "{" in device_map else device_map
+    return AutoModel.from_pretrained(folder, device_map=places)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -74,16 +94,22 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("folder", help="a model folder, or a name on the Hugging Face hub")
     parser.add_argument("texts", nargs="+")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda:0, mps (default: auto)")
+    parser.add_argument(
+        "--device-map", help='instead: auto, or {"embeddings": "cpu", "encoder": "disk", ...}'
+    )
+    parser.add_argument("--save", help="write the vectors to this .npy file")
     given = parser.parse_args(argv)
-    device = resolve_device(given.device)
-    model = move_to(AutoModel.from_pretrained(given.folder), device).eval()
-    tokenizer = AutoTokenizer.from_pretrained(given.folder)
-    print(f"{type(model).__name__} computes on {next(model.parameters()).device}")
-    print("tensors:", dict(Counter(str(tensor.device) for _, _, tensor in tensors_of(model))))
-    print("left behind:", ", ".join(left_behind(model, device)) or "nothing")
-    inputs = tokenizer(given.texts, padding=True, truncation=True, return_tensors="pt")
-    hidden = run_on_model_device(model, inputs).last_hidden_state
-    print(f"output: {tuple(hidden.shape)} on {hidden.device}")
+    model = load(given.folder, given.device, given.device_map)
+    vectors = encode(model, AutoTokenizer.from_pretrained(given.folder), given.texts)
+    placed = Counter(str(tensor.device) for _, _, tensor in tensors_of(model))
+    print(f"{type(model).__name__}: {dict(placed)}")
+    if hasattr(model, "hf_device_map"):
+        print("spread as", model.hf_device_map, "(meta: fetched when its turn comes)")
+    else:
+        print("left behind:", ", ".join(left_behind(model, model.device)) or "nothing")
+    print(f"vectors: {vectors.shape} {vectors.dtype}")
+    if given.save:
+        np.save(given.save, vectors)
 
 
 if __name__ == "__main__":
