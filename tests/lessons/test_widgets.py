@@ -2,8 +2,9 @@
 
 import html
 
+from helpers.core import plots
 from helpers.lessons import affine, memory
-from helpers.widgets import chooser, quantization, temperature
+from helpers.widgets import chooser, quantization, temperature, tokens
 from helpers.widgets.memory import memory_explorer
 
 import numpy
@@ -183,3 +184,21 @@ def test_moving_the_pipeline_chooser():
         ("MB at most", 10**0.5, "Loosen one."),
     )
     moving(explorer, moves)
+
+
+def test_tokens_are_coloured_by_their_shares():
+    shown = tokens.coloured(["not", "##hing", "<b>"], [-0.9, 0.3, 0.0], "1 < 2")
+    for part in (f"{plots.RED}dc", f"{plots.BLUE}6e", ">hing<", "&lt;b&gt;", "1 &lt; 2"):
+        assert part in shown
+    assert [share in shown for share in ("-0.90", "+0.30", "+0.00")] == [True] * 3
+
+
+def test_typing_shows_the_text_anew():
+    explorer = tokens.text_explorer(str.upper, "so")
+    field, out = explorer.children
+    assert out.value == "SO"
+    field.value = "so dull"
+    assert out.value == "SO DULL"
+    assert (
+        repr(explorer) == "(A text field, recoloured while you type. Run the notebook to use it.)"
+    )
