@@ -554,18 +554,6 @@ def test_case_43_a_folder_with_only_a_bin_file(model, tmp_path):
     same(AutoModel.from_pretrained(tmp_path), model)
 
 
-def test_the_recipe_works_on_its_own_where_it_is_copied(model, tmp_path):
-    model.config.save_pretrained(tmp_path / "folder")
-    content = {"epoch": 1, "model": prefixed(model.state_dict(), "module._orig_mod.")}
-    path, out = saved(content, tmp_path / "m.pth"), tmp_path / "model.safetensors"
-    copy = shutil.copy(recipe.__file__, tmp_path / "copied.py")
-    options = [path, tmp_path / "folder", "--class", "BertModel", "--save", out]
-    command = [sys.executable, copy, *options]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert "all 39 tensors of BertModel loaded" in done.stdout
-    check(out, model)
-
-
 MIDDLE = {
     "a compiled body": lambda net: net.__setattr__("bert", torch.compile(net.bert)),
     "a body in DataParallel": lambda net: net.__setattr__("bert", nn.DataParallel(net.bert)),
@@ -804,85 +792,33 @@ def test_a_file_in_use_on_windows_is_not_lost(model, tmp_path, monkeypatch):
         recipe.main([str(path), "folder", "--save", str(path)])
 
 
-def renamed(rng, state):
-    for name in rng.sample(sorted(state), rng.choice([1, 3])):
-        other = [name + "_", name.upper(), "x." + name, name.replace("layer", "layers"), name[:-1]]
-        state[rng.choice(other)] = state.pop(name)
-    return state
-
-
-def mixed(rng, state):
-    some = sorted(state) if rng.random() < 0.7 else rng.sample(sorted(state), 5)
-    wrappers = ["module.", "_orig_mod.", "model.", "bert."]
-    prefix = "".join(rng.choice(wrappers) for _ in range(rng.randint(1, 3)))
-    return {prefix + name if name in some else name: value for name, value in state.items()}
-
-
-def retyped(rng, state):
-    for name in rng.sample(sorted(state), 3):
-        state[name] = state[name].to(rng.choice([torch.float64, torch.int64, torch.int8]))
-    return state
-
-
-def swapped(rng, state):
-    name = rng.choice(sorted(state))  # one row less, flattened, one column less
-    value = state[name]
-    state[name] = rng.choice([value[1:], value.flatten()[None, None], value.double()[..., :-1]])
-    return state
-
-
-def wrapped(rng, content):
-    state = content
-    for _ in range(rng.randint(1, 2)):
-        key = rng.choice(["model", "state_dict", "net"])
-        content = {key: content, "epoch": 3, "rng": torch.zeros(5)}
-        more = [{}, {"ema": state}, {"optimizer": {"state": {}, "param_groups": []}}]
-        content |= rng.choice(more)
-    return content
-
-
-CONTENTS = {"renamed": renamed, "prefixed": mixed, "retyped": retyped, "swapped": swapped}
-
-
-def mutated(rng, kind, model, path):
-    """Write a damaged or rewritten checkpoint: what happens to files and to dicts."""
-    state, form = dict(model.state_dict()), rng.choice(["zip", "zip", "legacy", "safetensors"])
-    if kind in CONTENTS:
-        state = CONTENTS[kind](rng, state)
-    wraps = kind == "wrapped" and form != "safetensors"
-    written(wrapped(rng, state) if wraps else state, path, form)
-    data = bytearray(path.read_bytes())
-    # Only zip has checksums. No reader could tell a changed number in the others: there only what
-    # stands before the numbers changes.
-    numbers = sum(value.nbytes for value in state.values())
+def damaged(rng, data, form, numbers):
+    """Only zip has checksums: in the others, only what stands before the numbers changes."""
+    data, kind = bytearray(data), rng.choice(["truncated", "flipped", "filled"])
     changed = {"zip": len(data), "legacy": len(data) - numbers - 900}.get(form, len(data) - numbers)
     if kind == "truncated":
-        data = data[: rng.choice([rng.randrange(len(data)), len(data) - 1, rng.randrange(40)])]
-    elif kind == "flipped":
-        some = rng.sample(range(changed), rng.choice([1, 1, 20]))
-        for place in some if rng.random() < 0.8 else [rng.randrange(60)]:
-            data[place] ^= 1 << rng.randrange(8)
-    elif kind == "filled":
-        start, length = rng.randrange(changed), rng.choice([1, 512, 4096])
-        length = min(length, changed - start)
-        data[start : start + length] = bytes(length)
-    path.write_bytes(data)
+        return data[: rng.choice([rng.randrange(len(data)), len(data) - 1, rng.randrange(40)])]
+    for _ in range(rng.choice([1, 1, 20]) if kind == "flipped" else 0):
+        data[rng.randrange(rng.choice([changed, 60]))] ^= 1 << rng.randrange(8)
+    if kind == "filled":
+        start = rng.randrange(changed)
+        end = min(start + rng.choice([1, 512, 4096]), changed)
+        data[start:end] = bytes(end - start)
+    return data
 
 
-KINDS = [*CONTENTS, "truncated", "flipped", "wrapped", "retagged", "filled", "flipped"]
-
-
-def test_200_mutations_end_in_the_right_weights_or_a_named_cause(model, tmp_path, on_gpu):
-    path, errors, right = tmp_path / "m.pth", [], set()
-    for seed in range(200):
-        rng, kind = random.Random(seed), KINDS[seed % len(KINDS)]
-        mutated(rng, kind, model, path)
+def test_case_40_150_damaged_files_end_in_the_right_weights_or_a_named_cause(model, tmp_path):
+    path, said = tmp_path / "m.pth", []
+    numbers = sum(value.nbytes for value in model.state_dict().values())
+    for seed in range(150):
+        rng, form = random.Random(seed), ["zip", "legacy", "safetensors"][seed % 3]
+        written(dict(model.state_dict()), path, form)
+        path.write_bytes(damaged(rng, path.read_bytes(), form, numbers))
         try:
             report = checkpoints.load(path, lambda: BertModel(CONFIG))
         except CheckpointError as error:
-            errors.append((path.name in str(error), seed, kind, str(error)))
+            said.append(str(error))
         else:
             same(report.model, model)
-            right.add(seed)
-    assert all(named and len(text) > 40 for named, _, _, text in errors)
-    assert min(len(errors), len(right)) > 30
+    assert all(path.name in text for text in said)
+    assert len(said) > 50

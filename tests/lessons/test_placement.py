@@ -2,10 +2,12 @@
 
 import collections
 import dataclasses
+import json
+import re
 import warnings
 from pathlib import Path
 
-from helpers.core import tensors
+from helpers.core import files, tensors
 from helpers.lessons import device_errors, placement
 from helpers.recipes import device_placement
 
@@ -361,6 +363,18 @@ def test_case_39_the_optimizer_comes_after_the_move():
 
 
 # Reading errors
+
+
+def test_the_sections_to_read_are_there():
+    rows = [row["read"] for row in device_errors.KNOWN["other"] if "read" in row]
+    rows.append(device_errors.PLACEMENT.removeprefix("notebook ").replace(": ", " "))
+    for notebook, _, heading in (row.partition(" ") for row in rows):
+        (path,) = (files.ROOT / "notebooks").glob(f"{notebook}_*.ipynb")
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        lines = "".join("".join(cell["source"]) + "\n" for cell in cells).splitlines()
+        assert any(re.fullmatch(rf"##+ (\d+\. )?{re.escape(heading)}", line) for line in lines), (
+            heading
+        )
 
 
 @pytest.mark.parametrize(("wording", "meaning"), [line.split("\t") for line in WORDINGS])

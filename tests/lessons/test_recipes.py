@@ -27,8 +27,6 @@ from torch.nn import functional
 from transformers import (
     BertForSequenceClassification,
     BertModel,
-    DistilBertConfig,
-    DistilBertForSequenceClassification,
 )
 
 WORDS = ["a", "good", "bad", "film", "was", "this", "not", "very", "and", "the"]
@@ -176,18 +174,6 @@ def test_load_checkpoint_never_guesses(classifier, tmp_path):
     assert not load_checkpoint.load_strictly(model, state).training
 
 
-def test_an_honest_module_called_module_stays():
-    class Outer(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.module = nn.Linear(2, 2)
-
-    state = Outer().state_dict()
-    assert load_checkpoint.strip_wrappers(state, Outer()).keys() == state.keys()
-    wrapped = {f"module.{name}": value for name, value in state.items()}
-    assert load_checkpoint.strip_wrappers(wrapped, Outer()).keys() == state.keys()
-
-
 @pytest.mark.slow
 def test_onnx_export(folder, tmp_path):
     printed = python("onnx_export", folder, tmp_path / "model.onnx")
@@ -214,20 +200,6 @@ def test_parity_sees_swapped_inputs(exported, classifier, tokenizer, monkeypatch
 
     monkeypatch.setattr(onnx_export, "run", swapped)
     assert onnx_export.parity(classifier, session, tokenizer) > 1e-3
-
-
-def test_a_model_without_segments_is_exported(tokenizer, tmp_path):
-    config = DistilBertConfig(vocab_size=100, dim=32, n_layers=1, n_heads=2, hidden_dim=64)
-    model = DistilBertForSequenceClassification(config).eval()
-    session = onnx_export.open_session(onnx_export.export(model, tmp_path / "m.onnx", tokenizer))
-    assert {entry.name for entry in session.get_inputs()} == {"input_ids", "attention_mask"}
-    assert onnx_export.parity(model, session, tokenizer) < 1e-4
-
-
-def test_a_provider_that_is_not_in_use_is_an_error(exported):
-    warned = pytest.warns(UserWarning, match="not in available provider")
-    with warned, pytest.raises(RuntimeError, match=r"CUDA.* is not in use"):
-        onnx_export.open_session(exported, provider="CUDAExecutionProvider")
 
 
 def test_int8(exported, folder, table, tmp_path):

@@ -3,10 +3,13 @@
 import json
 import sys
 import textwrap
+from types import SimpleNamespace
 
 from helpers.tools import measure, notebooks
 
+import numpy as np
 import pytest
+import torch
 from strict_nbval import LESSONS, UNREACHABLE, run_strictly
 
 
@@ -100,3 +103,26 @@ def test_memory_counts_children_but_no_fork_on_its_way_to_a_program():
     )
     assert run.status == 0, run.output
     assert 500e6 < run.peak < 580e6
+
+
+@pytest.mark.parametrize("off", [0.5, np.nan, 1e-6])
+def test_notebook_07_goes_on_on_the_cpu_where_a_device_computes_wrongly(off, capsys):
+    cells = json.loads(LESSONS[7].read_text(encoding="utf-8"))["cells"]
+    (source,) = [
+        "".join(c["source"]) for c in cells if "wrong vectors, off" in "".join(c["source"])
+    ]
+    loaded = torch.nn.Linear(1, 1, device="meta")
+    scope = {
+        "np": np, "scibert": loaded, "minilm": loaded, "device": "meta",
+        "machine": SimpleNamespace(devices=lambda: ["meta", "cpu"]),
+        "vectors_on": lambda place, at_once=24: np.ones((2, 3)) + (off if place == "meta" else 0),
+        "timing": SimpleNamespace(compare=lambda *_, **__: SimpleNamespace(table={"items/s": [1]})),
+        "cuda": SimpleNamespace(cuda_status=lambda: SimpleNamespace(reason="none")),
+    }  # fmt: skip
+    loaded.to = lambda place: place
+    exec(source, scope)
+    wrong = not off < 1e-3
+    assert (scope["device"], "meta computes wrong vectors" in capsys.readouterr().out) == (
+        ("cpu", True) if wrong else ("meta", False)
+    )
+    assert (scope["scibert"] == "cpu") is wrong

@@ -8,6 +8,7 @@ import tomllib
 from pathlib import Path
 
 from helpers.core import cuda
+from helpers.tools import doctor
 
 import pytest
 from packaging.requirements import Requirement
@@ -139,3 +140,31 @@ def test_case_89_no_cuda_package_without_a_driver():
 
     assert torch.version.cuda is None
     assert not cuda.cuda_status().available
+
+
+@pytest.mark.parametrize(
+    ("name", "found", "said"),
+    [
+        (
+            "jupyterlab_widgets",
+            "1.0.2",
+            "jupyterlab_widgets 1.0.2 (needs ~=3.0",
+        ),  # its browser side
+        ("torch", "2.12.1+cpu", "torch 2.12.1 (needs ==2.13.0)"),
+        ("peft", None, "peft missing (needs =="),
+    ],
+)
+def test_doctor_names_packages_that_do_not_fit(monkeypatch, name, found, said):
+    real = importlib.metadata.version
+
+    def version(asked):
+        if asked != name:
+            return real(asked)
+        if found:
+            return found
+        raise importlib.metadata.PackageNotFoundError
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    (line,) = [str(one) for one in doctor.examine() if one.subject == "packages"]
+    assert said in line
+    assert line.startswith("TO DO")

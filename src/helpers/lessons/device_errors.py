@@ -10,6 +10,7 @@ import re
 from helpers.core import files
 
 KNOWN = json.loads((files.DATA / "device_errors.json").read_text(encoding="utf-8"))
+PLACEMENT = "notebook 01: What moves with the model"
 # PyTorch ends each CUDA error, whatever its cause, with this hint.
 HINT = r"Compile with .TORCH_USE_\w+. to enable device-side assertions"
 DEVICE = r"(?:cpu|gpu|cuda|mps|meta|xpu)(?::\d+)?"
@@ -41,7 +42,8 @@ def explain(error: BaseException | str) -> str:
             what = repr(argument) if argument else "a tensor"
             # A product of batches has no weight: both sides were computed from the inputs.
             stayed = which_side_stayed("" if "bmm" in text else argument, at, rest)
-            return f"Two devices in one operation: {what} is on {at}, the rest on {rest}. {stayed}"
+            found = f"{what} is on {at}, the rest on {rest}"
+            return f"Two devices in one operation: {found}. {stayed} ({PLACEMENT})"
     unknown = "Not an error known here: read its last line, and check audit(model) all the same."
     return known(text) or unknown
 
@@ -50,5 +52,7 @@ def known(text: str) -> str:
     """Return what a message means, or ""; $1 in a row stands for what its first group found."""
     for row in KNOWN["other"]:
         if found := re.search(row["says"], text, re.IGNORECASE | re.DOTALL):
-            return re.sub(r"\$(\d)", lambda group: found[int(group[1])], row["means"])
+            means = re.sub(r"\$(\d)", lambda group: found[int(group[1])], row["means"])
+            where = row.get("read", "").partition(" ")  # notebook and section
+            return means + (f" (notebook {where[0]}: {where[2]})" if where[2] else "")
     return ""
