@@ -1,16 +1,12 @@
 """A true difference is found, none is invented, and no arm is timed under another's conditions."""
 
 import os
-import signal
-import subprocess
-import sys
 import textwrap
 import time
 
 from helpers.core import isolation, machine, stopwatch, timing
 
 import numpy as np
-import psutil
 import pytest
 import torch
 
@@ -286,35 +282,6 @@ def test_case_56_waiting_threads_of_onnx_runtime_are_over_before_the_next_arm(
     assert np.median(in_rounds) < np.median(naive) / 3
 
 
-def seconds_of_others():
-    """Return the CPU seconds that all other programs of the machine have used so far."""
-    return psutil.cpu_times().user + psutil.cpu_times().system - time.process_time()
-
-
-@pytest.mark.slow
-def test_cases_55_and_56_pytorch_is_as_fast_beside_onnx_runtime_as_alone(onnx_session):
-    x, weight = torch.ones(64, 512), torch.ones(512, 512)
-    arm = (lambda x: x @ weight, (x,))
-    beside = {"torch": arm, "onnx": (lambda x: onnx_session.run(None, {"x": x.numpy()}), (x,))}
-    naive = []
-    for _ in range(30):
-        onnx_session.run(None, {"x": x.numpy()})
-        start = time.perf_counter()
-        x @ weight
-        naive.append(time.perf_counter() - start)
-    start, others = time.perf_counter(), seconds_of_others()
-    beside, alone = timing.compare(beside, threads=2), timing.compare({"torch": arm}, threads=2)
-    others = (seconds_of_others() - others) / (time.perf_counter() - start)
-    if others + 2 > psutil.cpu_count() + 0.25:
-        pytest.skip("other programs keep the CPUs busy, which slows two threads as the trap does")
-    if np.median(naive) < 3 * np.median(alone.seconds["torch"]):
-        pytest.skip("the trap does not show on this machine")
-    # The fastest of several blocks: the one that was disturbed least.
-    fair = beside.seconds["torch"].min()
-    assert fair < 2.5 * alone.seconds["torch"].min()
-    assert fair < np.median(naive) / 2
-
-
 # ---- arms in processes of their own
 
 
@@ -422,30 +389,6 @@ def test_set_up_functions_of_notebook_cells_work(run_python):
         print(shell.user_ns["result"].extra["a"])
     """
     assert run_python(code, check=False).stdout.splitlines()[-1] == "from a cell"
-
-
-@pytest.mark.skipif(os.name == "nt", reason="sends POSIX signals")
-def test_interrupting_kills_the_arm(tmp_path):
-    code = f"""
-        from helpers.core import timing
-        def setup(path):
-            import os, pathlib, time
-            pathlib.Path(path).write_text(str(os.getpid()))
-            time.sleep(60)
-        timing.compare({{"a": (setup, {{"path": {str(tmp_path / "pid")!r}}})}}, isolate=True)
-    """
-    script = tmp_path / "script.py"
-    script.write_text(textwrap.dedent(code))
-    parent = subprocess.Popen([sys.executable, script], stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 20
-    while not ((tmp_path / "pid").exists() and (tmp_path / "pid").read_text()):
-        assert time.monotonic() < deadline, "the arm did not start"
-        time.sleep(0.05)
-    arm = psutil.Process(int((tmp_path / "pid").read_text()))
-    parent.send_signal(signal.SIGINT)  # to the parent alone, as Jupyter's "interrupt" may do
-    assert "KeyboardInterrupt" in parent.communicate(timeout=10)[1]
-    psutil.wait_procs([arm], timeout=5)
-    assert not arm.is_running()
 
 
 def lazily(n):

@@ -11,7 +11,7 @@ from helpers.recipes.onnx_export import INPUTS
 
 import numpy as np
 
-MOST_TEXTS, MOST_TOKENS = 32, 1024
+MOST_TOKENS = 1024
 
 
 @exercise
@@ -34,19 +34,16 @@ def check_04_1(answer: str | Path) -> str | None:
 
 @exercise
 def check_04_2(answer: Callable) -> str | None:
-    """Check a function from lengths to batches of at most 32 texts and 1,024 padded tokens."""
+    """Check a function from lengths to batches of at most 1,024 tokens with padding."""
     rng = np.random.default_rng(4)
     for lengths in (rng.integers(3, 60, 500).tolist(), rng.integers(100, 513, 80).tolist()):
         groups = [list(group) for group in answer(list(lengths))]
         if sorted(position for group in groups for position in group) != list(range(len(lengths))):
             return "each text has to be in one batch, once"
-        most = max(map(len, groups))
-        if most > MOST_TEXTS:
-            return f"a batch has {most} texts"
         tokens = _padded(groups, lengths)
         if max(tokens) > MOST_TOKENS:
             return f"a batch has {max(tokens)} tokens with padding: its longest text counts for all"
-        best = batching.batches(lengths, MOST_TEXTS, MOST_TOKENS)
+        best = batching.batches(lengths, MOST_TOKENS)
         least = sum(_padded(best, lengths))
         if sum(tokens) > 1.05 * least or len(groups) > 1.2 * len(best):
             found = f"{sum(tokens)} tokens in {len(groups)} batches, where {least} in {len(best)}"

@@ -113,16 +113,8 @@ class Parity:
     """How far a session's outputs are from the model's, for each shape of a batch."""
 
     table: pd.DataFrame
-
-    @property
-    def difference(self) -> float:
-        """The largest of all; NaN if one is."""
-        return float(self.table["largest difference"].max(skipna=False))
-
-    @property
-    def agreement(self) -> float:
-        """The smallest share of the same labels; NaN if the model is not a classifier."""
-        return float(self.table["same label"].min())
+    difference: float  # the largest of all; NaN if one is
+    agreement: float  # the smallest share of the same labels; NaN if it is no classifier
 
     @property
     def ok(self) -> bool:
@@ -162,7 +154,9 @@ def parity(
                 inputs["token_type_ids"][:] = 0  # RoBERTa knows only one kind
             rows.append((batch, length, *_apart(model, session, inputs)))
     columns = ["batch", "length", "largest difference", "same label"]
-    return Parity(pd.DataFrame(rows, columns=columns))
+    table = pd.DataFrame(rows, columns=columns)
+    largest = float(table["largest difference"].max(skipna=False))
+    return Parity(table, largest, float(table["same label"].min()))
 
 
 def _apart(model: PreTrainedModel, session, inputs: dict) -> tuple[float, float]:

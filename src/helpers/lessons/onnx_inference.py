@@ -102,7 +102,7 @@ def predict(
     encoded, lengths = batching.encode(tokenizer, texts)
     if full := sum(length == batching.MAX_LENGTH for length in lengths):
         warnings.warn(f"{full} texts fill {batching.MAX_LENGTH} tokens: cut there", stacklevel=2)
-    groups = batching.batches(lengths, max_tokens=max_tokens)
+    groups = batching.batches(lengths, max_tokens)
     padded = (batching.pad(tokenizer, encoded, rows, "np") for rows in groups)
     results = [run(session, batch) for batch in padded]
     return np.stack(batching.restore(results, groups))

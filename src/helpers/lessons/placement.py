@@ -24,21 +24,19 @@ ACCEPTED = (
 )
 
 
-def resolve_device(spec: Any = "auto", *, counts: dict[str, int] | None = None) -> torch.device:
+def resolve_device(spec: Any = "auto") -> torch.device:
     """Return the device that is asked for; it is used or refused, never replaced by the CPU.
 
     Args:
         spec: "auto" takes the best device there is (cuda, then mps, then cpu). A whole number n
             means GPU n, and -1 the CPU, as in transformers' pipelines.
-        counts: Pretends that there are so many devices, such as {"cuda": 2, "mps": 0}.
 
     Raises:
         ValueError: If it is not the name of a device; the text lists those that are.
         RuntimeError: If this process does not have the device; the text says how many it has.
     """
-    if counts is None:
-        gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        counts = {"cuda": gpus, "mps": int(torch.backends.mps.is_available())}
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    counts = {"cuda": gpus, "mps": int(torch.backends.mps.is_available())}
     name = str(spec) if isinstance(spec, str | torch.device) else ""
     if type(spec) is int and spec >= -1:
         name = "cpu" if spec == -1 else f"cuda:{spec}"
@@ -47,12 +45,12 @@ def resolve_device(spec: Any = "auto", *, counts: dict[str, int] | None = None) 
         raise ValueError(f"{spec!r} is not the name of a device. Accepted: {ACCEPTED}.")
     kind, index = found[2] or found[1], int(found[3] or 0)
     if kind == "auto":
-        kind = next((best for best in ("cuda", "mps") if counts.get(best)), "cpu")
+        kind = next((best for best in ("cuda", "mps") if counts[best]), "cpu")
     if kind in ("cpu", "meta"):
         return torch.device(kind)
-    if index >= counts.get(kind, 0):
+    if index >= counts[kind]:
         raise RuntimeError(
-            f"{spec!r} was asked for, but this process sees {counts.get(kind, 0)} {kind} "
+            f"{spec!r} was asked for, but this process sees {counts[kind]} {kind} "
             "device(s), numbered from 0 (CUDA_VISIBLE_DEVICES can hide GPUs)"
         )
     return torch.device(kind, index)

@@ -1,5 +1,6 @@
 """Batches of texts with little padding: encode, sort by length, cut, put results in order."""
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -52,56 +53,24 @@ def pad(tokenizer, encoded: Mapping[str, Sequence], rows: Iterable[int], tensors
     return tokenizer.pad(picked, return_tensors=tensors, **options)
 
 
-def batches(
-    lengths: Iterable[int], batch_size: int | None = None, max_tokens: int | None = None
-) -> list[list[int]]:
-    """Group positions of texts into batches of similar length, shortest first.
+def batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Group positions of texts into batches of similar length, the longest texts first.
 
-    Args:
-        lengths: Tokens of each text, special tokens included.
-        batch_size: Most texts in a batch.
-        max_tokens: Most tokens in a batch *after padding* (texts x longest of them); a text longer
-            than that gets a batch of its own.
-
-    Returns:
-        Lists of positions that together hold each of 0..n-1 once.
-
-    Raises:
-        ValueError: For a limit below 1, or none at all.
+    Each has at most so many tokens with its padding (a longer text has a batch of its own). It is
+    `fast_pipeline.batches`, for models in PyTorch too: no ONNX Runtime is loaded.
     """
-    limits = [limit for limit in (batch_size, max_tokens) if limit is not None]
-    if not limits or min(limits) < 1:
-        raise ValueError("give batch_size, max_tokens or both, each at least 1")
-    lengths = list(lengths)
-    groups: list[list[int]] = []
-    for position in sorted(range(len(lengths)), key=lengths.__getitem__):
-        # Ascending order makes the newest text the longest, so it alone decides the padded size.
-        room = groups and (batch_size is None or len(groups[-1]) < batch_size)
-        if room and (max_tokens is None or (len(groups[-1]) + 1) * lengths[position] <= max_tokens):
-            groups[-1].append(position)
-        else:
-            groups.append([position])
+    order, groups = sorted(range(len(lengths)), key=lambda row: lengths[row]), []
+    while order:
+        count = max(1, max_tokens // lengths[order[-1]])
+        groups.append(order[-count:])
+        del order[-count:]
     return groups
 
 
 def restore(results: Iterable[Iterable[Any]], groups: Sequence[Sequence[int]]) -> list[Any]:
-    """Put the rows that batches gave back into the order of the texts.
-
-    Args:
-        results: For each batch its rows, in the batch's order (a tensor (texts, ...) will do).
-        groups: What `batches` returned.
-
-    Raises:
-        ValueError: When the numbers of batches or of rows do not match, since a silent shift would
-            give every text somebody else's result.
-    """
-    rows: list[Any] = [None] * sum(map(len, groups))
-    if sorted(position for group in groups for position in group) != list(range(len(rows))):
-        raise ValueError("groups must hold each text's position once: give what batches() returned")
-    for chunk, group in zip(results, groups, strict=True):
-        for row, position in zip(chunk, group, strict=True):
-            rows[position] = row
-    return rows
+    """Put the rows that batches gave back into the order of the texts; ValueError if some lack."""
+    rows, order = itertools.chain(*results), itertools.chain(*groups)
+    return [row for _, row in sorted(zip(order, rows, strict=True), key=lambda pair: pair[0])]
 
 
 def two_segments(

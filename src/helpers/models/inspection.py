@@ -110,7 +110,7 @@ def predict(model: nn.Module, tokenizer, texts: Iterable, max_tokens: int = 1024
     """
     limit = min(batching.MAX_LENGTH, max_input_length(model))
     encoded, lengths = batching.encode(tokenizer, texts, limit)
-    groups, results = batching.batches(lengths, max_tokens=max_tokens), []
+    groups, results = batching.batches(lengths, max_tokens), []
     with eval_mode(model), torch.inference_mode():
         for group in groups:
             results.append(logits(model, tokenizer, encoded, group).float().cpu())

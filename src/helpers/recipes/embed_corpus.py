@@ -39,7 +39,8 @@ def embed_sorted(
     model.eval()  # no dropout
     while order:
         count = max(1, max_tokens // len(encoded[order[-1]]))  # padded to the longest of them
-        rows, order = order[-count:], order[:-count]
+        rows = order[-count:]
+        del order[-count:]
         batch = tokenizer.pad({"input_ids": [encoded[row] for row in rows]}, return_tensors="pt")
         batch = batch.to(model.device)
         with torch.inference_mode():

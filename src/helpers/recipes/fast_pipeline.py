@@ -38,7 +38,7 @@ def batches(lengths: Sequence[int], max_tokens: int = 512) -> Iterator[list[int]
     while order:
         count = max(1, max_tokens // lengths[order[-1]])
         yield order[-count:]
-        order = order[:-count]
+        del order[-count:]
 
 
 def pad(encoded: dict[str, list], rows: list[int], fill: int) -> dict[str, np.ndarray]:
