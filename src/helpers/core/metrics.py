@@ -30,19 +30,14 @@ class Accuracy:
 
 @dataclass(frozen=True)
 class Paired:
-    """How model b compares with model a on the same n texts; positive where b is better.
+    """How model b compares with model a on the same n texts; positive where b is better."""
 
-    `difference` of the accuracies (a fraction) with its 95 % interval, how often only a or only b
-    was right, and the exact McNemar test's `p`: how likely so uneven a split is if neither is
-    better.
-    """
-
-    difference: float
+    difference: float  # of the accuracies, a fraction, and its 95 % interval
     low: float
     high: float
-    only_a: int
+    only_a: int  # how often only a was right
     only_b: int
-    p: float
+    p: float  # McNemar's exact test: how likely so uneven a split is if neither is better
     n: int
 
     def __str__(self) -> str:

@@ -9,8 +9,6 @@ All files lie in one folder that may be shared or read-only: `BERT_ASSETS` if it
 user's own cache.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 
 from helpers.core.quiet import quiet
@@ -127,16 +125,9 @@ def _state(asset: Asset) -> str:
     return "stand-in" if asset.stand_in else "missing"
 
 
-@contextmanager
-def _silent_transformers() -> Iterator[None]:
-    """Show no loading bars and no advice about new heads: the lesson says what is to be said."""
+def _silent_transformers():
+    """Show no loading bars, from now on, and within it no advice: the lesson says what matters."""
     from transformers.utils import logging
 
-    bars = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
-    try:
-        with quiet():
-            yield
-    finally:
-        if bars:
-            logging.enable_progress_bar()
+    return quiet()
