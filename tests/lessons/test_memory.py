@@ -333,6 +333,7 @@ def test_with_cuda_the_real_gpu_is_held_to_the_size(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (70 * GIB, 80 * GIB))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
     monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda: 0.5)
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", calls.append)
     with FakeGPU(8) as gpu:
@@ -398,11 +399,15 @@ class Raises(dict):
 
 def test_free_memory_names_who_holds_what_and_stumbles_over_nothing(monkeypatch):
     model = torch.nn.Linear(4, 6)
+    with FakeGPU(1, pretend=True):
+        fake = torch.nn.Linear(4, 6)
     names = {
+        "held_fake": fake,
         "held_output": model(torch.ones(10, 4)),
         "held_optimizer": torch.optim.SGD(model.parameters()),
         "held_odd": Raises(a=1),
         "_held": model,
+        "held_nothing": torch.empty(9, device="meta"),
     }
     for name, thing in names.items():
         monkeypatch.setattr(sys.modules["__main__"], name, thing, raising=False)

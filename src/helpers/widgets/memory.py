@@ -25,7 +25,7 @@ LEVERS = {
     "checkpointing": {"checkpointing": True},
     "6 layers frozen": {"freeze": 6},
     "only the head trained": {"freeze": "body"},
-    "LoRA, rank 8": {"lora": 8},
+    "LoRA, all linear layers": {"lora": 8},
     "LoRA and checkpointing": {"lora": 8, "checkpointing": True},
 }
 
