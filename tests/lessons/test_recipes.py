@@ -142,7 +142,7 @@ def test_a_frozen_body_neither_learns_nor_drops_out(tiny_model):
 def test_training_memory(folder):
     options = ["--batch", "4", "--length", "32", "--accumulate", "2", "--checkpointing"]
     assert "peak" in python("training_memory", folder, *options)
-    adapters = python("training_memory", folder, "--length", "32", "--lora", "2")
+    adapters = python("training_memory", folder, "--length", "32", "--lora", "2", "--bf16")
     assert "gradients" in adapters
 
 

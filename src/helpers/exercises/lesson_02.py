@@ -28,7 +28,8 @@ def check_02_1(answer: Callable[[dict[str, torch.Tensor], str], Any]) -> str | N
 
     def on_step(optimizer, *_):
         every = [p for group in optimizer.param_groups for p in group["params"]]
-        steps.append(sum(p.numel() for p in every if p.grad is not None and p.element_size() == 4))
+        in_32_bit = [p for p in every if p.grad is not None and p.element_size() == 4]
+        steps.append(sum(p.numel() for p in in_32_bit))
 
     hooks = [register_module_forward_hook(on_forward), register_optimizer_step_pre_hook(on_step)]
     try:

@@ -83,9 +83,7 @@ def predict_peak(config, batch: int, length: int, *, device: str = "cpu", **opti
     if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
         raise ValueError("predict outside of the autocast block, with mixed_precision=True")
     # As text, else True would find the answer for 1. The CPU's kernels have buffers for a thread.
-    key = repr(
-        (_config(config), batch, length, device, sorted(options.items()), torch.get_num_threads())
-    )
+    key = repr((config, batch, length, device, sorted(options.items()), torch.get_num_threads()))
     if key not in _predicted:
         ledger = Ledger(cuda=device == "cuda")
         attention = _run(ledger, config, batch, length, **options)
@@ -105,16 +103,13 @@ def timeline(config, batch: int, length: int, **options) -> pandas.DataFrame:
     return pandas.DataFrame(held, index=phases).reindex(columns=ORDER).fillna(0)
 
 
-def _config(config):
-    return assets.config(config) if isinstance(config, str) else config
-
-
 def _run(ledger: Ledger, config, batch: int, length: int, **options) -> str:
     """Run a step on fake tensors; return the attention implementation of its model."""
+    config = assets.config(config) if isinstance(config, str) else config
     # Whatever the caller has switched on, the step is one that can train.
     with torch.inference_mode(False), torch.enable_grad(), fake_machine(ledger):
         with torch.device("cpu"):
-            step = Step(_config(config), batch, length, **options)
+            step = Step(config, batch, length, **options)
         _watch(step, ledger)
         try:
             step.run(ledger.begin)
