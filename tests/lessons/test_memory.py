@@ -252,6 +252,17 @@ def test_the_terms_of_a_peak_add_up_in_each_phase():
     assert peak.terms in peak.phases.values()
 
 
+def test_the_timeline_of_a_step_rises_to_the_peaks_of_the_prediction():
+    steps = memory.timeline(SHALLOW, 2, 32)
+    peak = predict_peak(SHALLOW, 2, 32, device="cuda")
+    highest = steps.sum(axis=1).groupby(level=0).max()
+    for phase, terms in peak.phases.items():
+        tensors = sum(terms.get(name, 0) for name in memory.ORDER)
+        assert 0.98 * tensors <= highest[phase] <= tensors
+    assert steps["weights"].nunique() == 1
+    assert steps["activations"].iloc[-1] == steps["gradients"].iloc[-1] == 0
+
+
 # --- FakeGPU ---
 
 
@@ -287,10 +298,11 @@ def test_the_pretended_gpu_agrees_with_the_prediction():
     peak = predict_peak(LONG, 8, 512, device="cuda")
     for share, fits in ((1.01, True), (0.99, False)):
         capacity = peak.total + (share - 1) * peak.allocated
-        with FakeGPU(capacity / GIB, pretend=True):
+        with FakeGPU(capacity / GIB, pretend=True) as gpu:
             step = Step(LONG, 8, 512)
             if fits:
                 step.run()
+                assert gpu.peak == pytest.approx(peak.total, rel=0.001)
             else:
                 with pytest.raises(torch.OutOfMemoryError):
                     step.run()
@@ -333,6 +345,7 @@ def test_with_cuda_the_real_gpu_is_held_to_the_size(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (70 * GIB, 80 * GIB))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
     monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda: 0.5)
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", calls.append)
     with FakeGPU(8) as gpu:
@@ -398,11 +411,15 @@ class Raises(dict):
 
 def test_free_memory_names_who_holds_what_and_stumbles_over_nothing(monkeypatch):
     model = torch.nn.Linear(4, 6)
+    with FakeGPU(1, pretend=True):
+        fake = torch.nn.Linear(4, 6)
     names = {
+        "held_fake": fake,
         "held_output": model(torch.ones(10, 4)),
         "held_optimizer": torch.optim.SGD(model.parameters()),
         "held_odd": Raises(a=1),
         "_held": model,
+        "held_nothing": torch.empty(9, device="meta"),
     }
     for name, thing in names.items():
         monkeypatch.setattr(sys.modules["__main__"], name, thing, raising=False)

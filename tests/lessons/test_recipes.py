@@ -132,7 +132,7 @@ def test_accumulated_gradients_are_those_of_the_batch(tiny_model):
 
 def test_a_frozen_body_neither_learns_nor_drops_out(tiny_model):
     model = tiny_model(BertForSequenceClassification).train()
-    training_memory.freeze_body(model)
+    training_memory.freeze_part(model)
     ids = torch.randint(5, 90, (2, 9))
     assert torch.equal(model.bert(ids)[0], model.bert(ids)[0])
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
@@ -146,7 +146,7 @@ def test_a_frozen_body_neither_learns_nor_drops_out(tiny_model):
 def test_training_memory(folder):
     options = ["--batch", "4", "--length", "32", "--accumulate", "2", "--checkpointing"]
     assert "peak" in python("training_memory", folder, *options)
-    adapters = python("training_memory", folder, "--length", "32", "--lora", "2")
+    adapters = python("training_memory", folder, "--length", "32", "--lora", "2", "--bf16")
     assert "gradients" in adapters
 
 

@@ -109,6 +109,7 @@ class FakeGPU:
             self._stack.enter_context(fake_machine(self._ledger))
             return self
         torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
         limit = torch.cuda.set_per_process_memory_fraction
         self._stack.callback(limit, torch.cuda.get_per_process_memory_fraction())
         limit(self.capacity / torch.cuda.mem_get_info()[1])
@@ -121,3 +122,11 @@ class FakeGPU:
     def allocated(self) -> int:
         """Return the bytes that tensors take on the GPU now."""
         return self._ledger.allocated if self.pretend else torch.cuda.memory_allocated()
+
+    @property
+    def peak(self) -> int:
+        """Return the bytes that a GPU must have for what ran here, with the CUDA context."""
+        if not self.pretend:
+            return torch.cuda.max_memory_reserved() + CUDA_CONTEXT
+        most = max(bytes_ + rounding for bytes_, _, rounding in self._ledger.peaks.values())
+        return most + CUDA_CONTEXT + CUBLAS_WORKSPACE

@@ -16,7 +16,9 @@ CUBLAS_WORKSPACE = 8320 * 1024  # PyTorch's default, ":4096:2:16:8"; 32 MiB on a
 OUT_OF_MEMORY = (
     "CUDA out of memory. Tried to allocate {}. GPU 0 (pretended) has a total capacity of {} of "
     "which {} is free. Including non-PyTorch memory, this process has {} memory in use. Of the "
-    "allocated memory {} is allocated by PyTorch, and {} is reserved by PyTorch but unallocated."
+    "allocated memory {} is allocated by PyTorch, and {} is reserved by PyTorch but unallocated. "
+    "If reserved but unallocated memory is large try setting "
+    "PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation."
 )
 MADE_OUTSIDE = (
     "this model was made outside the pretended GPU, or read from a file, so its weights are still "
@@ -39,6 +41,7 @@ class Ledger(FakeTensorMode):
         self.live = {}  # of every storage: [label, bytes, segment's unit, block, reference]
         self.held, self.segments = Counter(), Counter()
         self.peaks = {}  # of every phase: (bytes, terms, what the allocator's segments add)
+        self.history = None  # or a list: after every operation its phase, and what is held
         self._inside = False  # a step of another operation
 
     def begin(self, phase: str) -> None:
@@ -80,6 +83,8 @@ class Ledger(FakeTensorMode):
                 self._add(tensor)
         if not self.cuda:
             self._note_peak(_cpu_workspace(func, args))
+        if self.history is not None:
+            self.history.append((self.phase, dict(self.held)))
         return out
 
     def _add(self, tensor: torch.Tensor) -> None:

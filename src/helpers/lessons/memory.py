@@ -21,6 +21,7 @@ from helpers.lessons.training_step import Step
 from helpers.models import assets
 from helpers.recipes.training_memory import measure_peak as peak_of_call
 
+import pandas
 import torch
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
@@ -31,19 +32,12 @@ TERMS = (*ORDER, "workspace", "allocator", "context")
 
 @dataclass(frozen=True)
 class Peak:
-    """The highest moment of one step.
+    """The highest moment of one step."""
 
-    Attributes:
-        terms: Bytes by what they are for.
-        moment: The phase of the step in which it came.
-        phases: The terms at the highest moment of the forward pass, backward pass, optimizer step.
-        attention: The implementation that the model takes: "sdpa" or "eager".
-    """
-
-    terms: dict[str, int]
-    moment: str
-    phases: dict[str, dict[str, int]]
-    attention: str
+    terms: dict[str, int]  # bytes by what they are for
+    moment: str  # the phase of the step in which it came
+    phases: dict[str, dict[str, int]]  # the terms at the highest moment of each phase
+    attention: str  # the implementation that the model takes: "sdpa" or "eager"
 
     @property
     def total(self) -> int:
@@ -88,23 +82,41 @@ def predict_peak(config, batch: int, length: int, *, device: str = "cpu", **opti
         raise ValueError(f'device has to be "cpu" or "cuda", not {device!r}')
     if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
         raise ValueError("predict outside of the autocast block, with mixed_precision=True")
-    config = assets.config(config) if isinstance(config, str) else config
     # As text, else True would find the answer for 1. The CPU's kernels have buffers for a thread.
     key = repr((config, batch, length, device, sorted(options.items()), torch.get_num_threads()))
     if key not in _predicted:
         ledger = Ledger(cuda=device == "cuda")
-        # Whatever the caller has switched on, the step is one that can train.
-        with torch.inference_mode(False), torch.enable_grad(), fake_machine(ledger):
-            with torch.device("cpu"):
-                step = Step(config, batch, length, **options)
-            _watch(step, ledger)
-            try:
-                step.run(ledger.begin)
-            except DynamicOutputShapeException as error:
-                message = "takes shapes from values, which a prediction has not: measure_peak()"
-                raise ValueError(f"{type(step.model).__name__} {message}") from error
-        _predicted[key] = _peak(ledger, step.model.config._attn_implementation)
+        attention = _run(ledger, config, batch, length, **options)
+        _predicted[key] = _peak(ledger, attention)
     return _predicted[key]
+
+
+def timeline(config, batch: int, length: int, **options) -> pandas.DataFrame:
+    """Return the bytes alive on a GPU after each operation of a step, by what they are for.
+
+    Takes what `predict_peak` takes. The index names the phase of the step.
+    """
+    ledger = Ledger(cuda=True)
+    ledger.history = []
+    _run(ledger, config, batch, length, **options)
+    phases, held = zip(*ledger.history, strict=True)
+    return pandas.DataFrame(held, index=phases).reindex(columns=ORDER).fillna(0)
+
+
+def _run(ledger: Ledger, config, batch: int, length: int, **options) -> str:
+    """Run a step on fake tensors; return the attention implementation of its model."""
+    config = assets.config(config) if isinstance(config, str) else config
+    # Whatever the caller has switched on, the step is one that can train.
+    with torch.inference_mode(False), torch.enable_grad(), fake_machine(ledger):
+        with torch.device("cpu"):
+            step = Step(config, batch, length, **options)
+        _watch(step, ledger)
+        try:
+            step.run(ledger.begin)
+        except DynamicOutputShapeException as error:
+            message = "takes shapes from values, which a prediction has not: measure_peak()"
+            raise ValueError(f"{type(step.model).__name__} {message}") from error
+    return step.model.config._attn_implementation
 
 
 def _watch(step: Step, ledger: Ledger) -> None:
@@ -119,6 +131,8 @@ def _watch(step: Step, ledger: Ledger) -> None:
                 lambda trained: ledger.relabel(trained.grad, "gradients")
             )
     ledger.peaks.clear()
+    if ledger.history:
+        ledger.history.clear()
 
 
 def _peak(ledger: Ledger, attention: str) -> Peak:
@@ -135,14 +149,8 @@ def _peak(ledger: Ledger, attention: str) -> Peak:
 def largest_batch(config, length: int, gib: float, *, margin: float = 0.1, **options) -> int:
     """Return the largest micro-batch whose predicted peak leaves a margin of a memory free.
 
-    It is 0 if none does. The peak never falls as the batch grows, so bisection finds it.
-
-    Args:
-        config: See `predict_peak`.
-        length: Tokens of a text.
-        gib: The memory in GiB.
-        margin: The share of it that stays free.
-        options: Of `predict_peak`.
+    It is 0 if none does. The peak never falls as the batch grows, so bisection finds it. Takes what
+    `predict_peak` takes, and the memory in GiB, of which a share of `margin` stays free.
     """
     budget = gib_to_bytes(gib) * (1 - margin)
     low, high = 0, 1
@@ -159,17 +167,11 @@ def largest_batch(config, length: int, gib: float, *, margin: float = 0.1, **opt
 
 @dataclass(frozen=True)
 class Measured:
-    """What a step really took, in bytes.
+    """What a step really took, in bytes."""
 
-    Attributes:
-        allocated: By tensors, at the highest moment.
-        reserved: By PyTorch, which keeps the rest for the next tensors; nothing (None) on the CPU.
-        process: Everything: on a GPU with the CUDA context, on the CPU with Python's libraries.
-    """
-
-    allocated: int
-    reserved: int | None
-    process: int
+    allocated: int  # by tensors, at the highest moment
+    reserved: int | None  # by PyTorch, which keeps the rest for the next tensors; not on the CPU
+    process: int  # with the CUDA context; on the CPU with Python's libraries
 
 
 def measure_peak(function: Callable[[], object], *holding, device: str = "cpu") -> Measured:
@@ -205,11 +207,11 @@ def alive(value: Any) -> Iterator[torch.Tensor]:
 
 
 def storage_bytes(tensors) -> int:
-    """Return the bytes of the storages behind tensors, each counted once; none for meta."""
+    """Return the bytes of the storages behind tensors, each once; none for meta and fake ones."""
     storages = {}
     for tensor in tensors:
         for part in plain(tensor):
-            if part.layout == torch.strided and not part.is_meta:
-                storage = part.untyped_storage()
+            storage = part.untyped_storage() if part.layout == torch.strided else None
+            if storage is not None and storage.device.type != "meta":
                 storages[storage._cdata] = storage.nbytes()
     return sum(storages.values())

@@ -9,29 +9,12 @@ from helpers.recipes.training_memory import (
     add_adapters,
     check_gradients,
     checkpoint_layers,
-    freeze_body,
+    freeze_part,
 )
 
 import torch
 from torch.nn import Module
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification
-
-
-def freeze_part(model: Module, part: str | int) -> None:
-    """Take a part out of training: no gradients, no optimizer state, no dropout.
-
-    Call it after `model.train()`. A part is "body" (all but the head), or n: the embeddings and n
-    layers. Raises ValueError for more layers than there are.
-    """
-    if part == "body":
-        freeze_body(model)
-        return
-    body = model.base_model
-    layers = getattr(body, "encoder", getattr(body, "transformer", None)).layer
-    if not 0 <= part <= len(layers):
-        raise ValueError(f'freeze takes "body" or 0 to {len(layers)} layers, not {part}')
-    for module in [body.embeddings, *layers[:part]]:
-        module.requires_grad_(False).eval()
 
 
 class Step:
@@ -51,19 +34,11 @@ class Step:
         device: str = "cpu",
         **options,
     ):
-        """Build model, optimizer and inputs.
+        """Build a model from a transformers config, with its optimizer and inputs.
 
-        Args:
-            config: A transformers config.
-            batch: Texts in a micro-batch.
-            length: Tokens of a text.
-            mode: What the step does.
-            optimizer: Of a training.
-            accumulate: Micro-batches for one optimizer step.
-            mixed_precision: Autocast to bfloat16 over float32 weights.
-            padded: Whether the batch has padding (attention then needs a mask).
-            device: Where it runs.
-            options: Of `build_model`.
+        `batch` texts of `length` tokens are a micro-batch, and `accumulate` of these one step.
+        Mixed precision is autocast to bfloat16 over float32 weights. With padding, attention needs
+        a mask. The other options are those of `build_model`.
 
         Raises:
             ValueError: For what would measure something else than it says.

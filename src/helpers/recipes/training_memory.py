@@ -1,9 +1,10 @@
 """Train in less GPU memory: accumulate, freeze, checkpoint, adapt, and measure (notebook 02).
 
-python training_memory.py MODEL_FOLDER --batch 32 --accumulate 4 --checkpointing
+python training_memory.py MODEL_FOLDER --batch 32 --accumulate 4 --checkpointing --bf16
 """
 
 import argparse
+import functools
 from collections.abc import Callable, Mapping
 
 import torch
@@ -17,17 +18,19 @@ def training_step(
     batch: Mapping[str, torch.Tensor],
     optimizer: torch.optim.Optimizer,
     accumulate: int = 1,
+    dtype: torch.dtype | None = None,
 ) -> float:
     """Take one optimizer step on a batch, in `accumulate` parts, and return the batch's loss.
 
     Each part's loss counts for its share of the rows, so the gradient is that of the whole batch,
-    and only one part's activations are in memory at a time.
+    and only one part's activations are in memory at a time. A dtype (bfloat16) is for autocast.
     """
-    rows, total = len(batch["labels"]), 0.0
-    for part in torch.arange(rows, device=batch["labels"].device).chunk(accumulate):
-        loss = model(**{name: value[part] for name, value in batch.items()}).loss * len(part) / rows
-        loss.backward()
-        total += loss.item()
+    rows, device, total = len(batch["labels"]), batch["labels"].device, 0.0
+    for part in torch.arange(rows, device=device).chunk(accumulate):
+        with torch.autocast(device.type, dtype, enabled=dtype is not None):
+            loss = model(**{name: value[part] for name, value in batch.items()}).loss
+        (loss * len(part) / rows).backward()
+        total += loss.item() * len(part) / rows
     check_gradients(model)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
@@ -45,9 +48,20 @@ def check_gradients(model: nn.Module) -> None:
         raise RuntimeError(f"no gradient for {missing[:3] or 'any parameter'}: it is not trained")
 
 
-def freeze_body(model: nn.Module) -> None:
-    """Train the head only: no gradients and no dropout below it. Call it after `train()`."""
-    model.base_model.requires_grad_(False).eval()
+def freeze_part(model: nn.Module, part: str | int = "body") -> None:
+    """Take a part out of training: no gradients, no optimizer state, no dropout.
+
+    Call it after `train()`. A part is "body" (all but the head), or n: the embeddings and n layers.
+    """
+    body = model.base_model
+    if part == "body":
+        body.requires_grad_(False).eval()
+        return
+    layers = getattr(body, "encoder", getattr(body, "transformer", None)).layer
+    if not 0 <= part <= len(layers):
+        raise ValueError(f'freeze takes "body" or 0 to {len(layers)} layers, not {part}')
+    for module in [body.embeddings, *layers[:part]]:
+        module.requires_grad_(False).eval()
 
 
 def checkpoint_layers(model: nn.Module) -> None:
@@ -56,17 +70,14 @@ def checkpoint_layers(model: nn.Module) -> None:
     (enable or model.gradient_checkpointing_enable)({"use_reentrant": False})
 
 
-def add_adapters(model: nn.Module, rank: int = 8) -> nn.Module:
-    """Return the model with LoRA adapters on all linear layers; only they and the head train."""
-    options = {"target_modules": "all-linear", "exclude_modules": ["pre_classifier"]}  # a head
+def add_adapters(model: nn.Module, rank: int = 8, targets: str | list = "all-linear") -> nn.Module:
+    """Return the model with LoRA adapters on linear layers; only they and the head train."""
+    options = {"target_modules": targets, "exclude_modules": ["pre_classifier"]}  # a head
     return get_peft_model(model, LoraConfig(task_type="SEQ_CLS", r=rank, **options))
 
 
 def measure_peak(function: Callable[[], object], device: torch.device) -> int:
-    """Run a function and return the peak of what PyTorch allocated for it on a device, in bytes.
-
-    On CUDA that includes what was there before; on the CPU it is what the call added.
-    """
+    """Return the peak of what PyTorch allocates for a call; on CUDA with what was there before."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         function()
@@ -83,11 +94,11 @@ def measure_peak(function: Callable[[], object], device: torch.device) -> int:
 
 def prepare(folder: str, given: argparse.Namespace, device: torch.device) -> nn.Module:
     """Load a classifier and switch on what saves memory."""
-    model = AutoModelForSequenceClassification.from_pretrained(folder).to(device).train()
+    model = AutoModelForSequenceClassification.from_pretrained(folder).float().to(device).train()
     if given.lora:
         model = add_adapters(model, given.lora)
     if given.freeze:
-        freeze_body(model)
+        freeze_part(model)
     if given.checkpointing:
         checkpoint_layers(model)
     return model
@@ -99,17 +110,19 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("folder", help="a model folder, or a name on the Hugging Face hub")
     for name, default in (("batch", 8), ("length", 128), ("accumulate", 1), ("lora", 0)):
         parser.add_argument(f"--{name}", type=int, default=default, help=f"default: {default}")
-    parser.add_argument("--checkpointing", action="store_true")
-    parser.add_argument("--freeze", action="store_true", help="train the head only")
+    for name in ("checkpointing", "freeze", "bf16"):
+        parser.add_argument(f"--{name}", action="store_true")
     given = parser.parse_args(argv)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = prepare(given.folder, given, device)
     ids = torch.randint(5, model.config.vocab_size, (given.batch, given.length), device=device)
     batch = {"input_ids": ids, "labels": torch.zeros(given.batch, dtype=torch.long, device=device)}
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=1e-5)
-    training_step(model, batch, optimizer, given.accumulate)  # makes the optimizer's state
-    peak = measure_peak(lambda: training_step(model, batch, optimizer, given.accumulate), device)
+    optimizer = torch.optim.AdamW(trained, lr=1e-5, fused=True)
+    options = {"accumulate": given.accumulate, "dtype": torch.bfloat16 if given.bf16 else None}
+    step = functools.partial(training_step, model, batch, optimizer, **options)
+    step()  # makes the optimizer's state
+    peak = measure_peak(step, device)
     weights, grads = (sum(p.nbytes for p in ps) / 2**20 for ps in (model.parameters(), trained))
     print(f"weights {weights:.1f} MiB, gradients {grads:.1f} MiB, AdamW {2 * grads:.1f} MiB")
     whole = "everything included" if device.type == "cuda" else "on top of weights and AdamW"

@@ -25,7 +25,7 @@ LEVERS = {
     "checkpointing": {"checkpointing": True},
     "6 layers frozen": {"freeze": 6},
     "only the head trained": {"freeze": "body"},
-    "LoRA, rank 8": {"lora": 8},
+    "LoRA, all linear layers": {"lora": 8},
     "LoRA and checkpointing": {"lora": 8, "checkpointing": True},
 }
 
@@ -41,6 +41,9 @@ def picture(peak: memory.Peak, title: str) -> str:
     next_gpu = next((size for size in SIZES[1:] if size >= left), left)
     axes.set(yticks=[], xticks=SIZES, xlabel="GiB (marked: common GPUs)", xlim=(0, next_gpu * 1.03))
     axes.grid(axis="x", linestyle="--")
+    verdicts = {"fits": plots.GREEN, "tight": plots.ORANGE, "does not fit": plots.RED}
+    for label, size in zip(axes.get_xticklabels(), SIZES, strict=False):
+        label.set(color=verdicts[peak.verdict(size)], fontweight="bold")
     axes.legend(ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.35), fontsize=9)
     gpus = ", ".join(f"{size} GiB: {peak.verdict(size)}" for size in SIZES)
     return plots.html(fig, f"{title}: {left:.2f} GiB, reached in the {peak.moment}. {gpus}.")
