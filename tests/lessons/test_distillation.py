@@ -133,23 +133,11 @@ def test_case_71_the_gradient_stays_comparable_with_the_factor_and_dies_without(
     assert norms[8.0] / 64 < 0.1 * norms[1.0]  # what it would be without T²
 
 
-@pytest.mark.parametrize("temperature", [0.1, 1.0, 4.0, math.inf])
-def test_a_student_equal_to_its_teacher_has_no_loss_and_no_gradient(temperature):
-    logits = some_logits(6, 3)[0].float()
-    assert LOSS(logits, logits.clone(), temperature=temperature) == 0
-    assert gradient(logits, logits.clone(), temperature=temperature).abs().max() < 1e-6
-
-
 def test_case_73_the_teacher_gets_no_gradient_from_the_loss():
     student, teacher = (logits.requires_grad_(True) for logits in some_logits(4, 2))
     LOSS(student, teacher, temperature=2.0).backward()
     assert teacher.grad is None
     assert student.grad.abs().sum() > 0
-
-
-def test_half_precision_logits_give_a_finite_loss():
-    student, teacher = ((20 * logits).half() for logits in some_logits(4, 2))
-    assert LOSS(student, teacher, temperature=0.5).isfinite()
 
 
 @pytest.mark.parametrize(

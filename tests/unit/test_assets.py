@@ -562,14 +562,6 @@ def test_offline_asks_nothing_of_the_network(entries, monkeypatch, no_network, v
     }  # fmt: skip
 
 
-def test_what_is_here_is_loaded_without_network(hub, monkeypatch, request):
-    assets.fetch(["bert-base", "minilm"])
-    request.getfixturevalue("no_network")
-    for name, kind in (("bert-base", "hub"), ("minilm", "package")):
-        assert assets.model(name).provenance.kind == kind
-        assert assets.tokenizer(name).provenance.kind == kind
-
-
 def test_fetch_tries_all_before_it_fails(hub, capsys):
     hub.misbehave("tiny-bert", "404")
     hub.misbehave("/simple/tiny-bert", "404")
@@ -578,22 +570,6 @@ def test_fetch_tries_all_before_it_fails(hub, capsys):
     lines = capsys.readouterr().out.splitlines()
     titles = [line.split(":")[0] for line in lines]
     assert titles == ["BERT-base", "SciBERT", "movie-review snippets"]
-
-
-@pytest.mark.parametrize(("quiet", "shown"), [("1", False), ("0", True)])
-def test_progress_bar_for_people_only(hub, monkeypatch, capsys, quiet, shown):
-    monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", quiet)
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    assets.fetch(["reviews"])
-    captured = capsys.readouterr()
-    assert ("tiny_texts-1.0.tar.gz" in captured.out) == shown
-    assert not captured.err
-
-
-def test_wrong_names_are_answered_with_those_there_are():
-    for load in (assets.model, assets.tokenizer, assets.config):
-        with pytest.raises(ValueError, match="there are bert-base, bert-large, scibert, minilm"):
-            load("google-bert/bert-base-uncased")
 
 
 def test_default_root_is_the_users_cache(monkeypatch, tmp_path):

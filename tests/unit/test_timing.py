@@ -121,15 +121,6 @@ def test_equal_values_of_different_types_are_accepted(ids):
     assert stopwatch.digests({"ids": ids}) == stopwatch.digests({"ids": torch.tensor(IDS)})
 
 
-def test_a_batch_encoding_is_a_mapping_and_bfloat16_and_masks_are_compared():
-    from transformers import BatchEncoding
-
-    ones = torch.ones(2, 2, dtype=torch.bfloat16)
-    encoding = BatchEncoding({"x": ones, "mask": ones.bool(), "texts": ["a", "b"]})
-    same = {"texts": ["a", "b"], "x": np.ones((2, 2)), "mask": np.ones((2, 2), int)}
-    assert stopwatch.digests(encoding) == stopwatch.digests(same)
-
-
 @pytest.mark.parametrize(
     ("inputs", "name"),
     [

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping
 
-from helpers.lessons import casing
 from helpers.models import inspection
 from helpers.recipes.embed_corpus import embed_sorted
 
@@ -38,7 +37,9 @@ def embed(
     if len(tokenizer) > known:
         sizes = f"the tokenizer knows {len(tokenizer):,} tokens, the model {known:,}"
         raise ValueError(f"{sizes}: load both under one name")
-    casing.require_words(tokenizer)
+    if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
+        message = "the vocabulary holds no words: save the tokenizer beside the model"
+        raise ValueError(f"{message} (tokenizer.save_pretrained)")
     if not texts:
         return np.empty((0, model.config.hidden_size), np.float32)
     inner = inspection.unwrap(model)

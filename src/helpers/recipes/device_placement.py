@@ -94,9 +94,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("folder", help="a model folder, or a name on the Hugging Face hub")
     parser.add_argument("texts", nargs="+")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda:0, mps (default: auto)")
-    parser.add_argument(
-        "--device-map", help='instead: auto, or {"embeddings": "cpu", "encoder": "disk", ...}'
-    )
+    parser.add_argument("--device-map", help='instead: auto, or {"encoder": "disk", ...}')
     parser.add_argument("--save", help="write the vectors to this .npy file")
     given = parser.parse_args(argv)
     model = load(given.folder, given.device, given.device_map)

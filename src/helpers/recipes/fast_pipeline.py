@@ -86,9 +86,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="default: all CPUs")
     given = parser.parse_args(argv)
     tokenizer = AutoTokenizer.from_pretrained(given.tokenizer)
-    texts = [
-        line for line in given.texts.read_text(encoding="utf-8-sig").split("\n") if line.strip()
-    ]
+    lines = given.texts.read_text(encoding="utf-8-sig").split("\n")
+    texts = [line for line in lines if line.strip()]
     session = open_session(given.model)
     start = time.perf_counter()
     logits = classify(texts, session, tokenizer, given.workers)

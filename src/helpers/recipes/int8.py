@@ -14,8 +14,7 @@ import numpy as np
 import onnxruntime
 from onnxruntime.quantization import QuantType, quantize_dynamic
 
-# Not "Attention": the quantizer turns opset 23's operator into another one of its own, and writes
-# a file that cannot be opened.
+# Not "Attention": of opset 23's operator the quantizer makes a file that cannot be opened.
 OPERATORS = ["MatMul", "Gemm", "Gather"]
 
 
