@@ -74,7 +74,6 @@ def batch_of(batch, length, device="cpu"):
         {"freeze": "body"},
         {"lora": 4},
         {"lora": 4, "dtype": "bfloat16", "checkpointing": True},
-        {"head": "masked-lm"},
     ],
     ids=str,
 )

@@ -62,8 +62,6 @@ _predicted: dict[str, Peak] = {}  # a widget asks again and again
 def predict_peak(config, batch: int, length: int, *, device: str = "cpu", **options) -> Peak:
     """Predict the memory peak of one `Step(config, batch, length, **options)`, a classifier's.
 
-    `head="masked-lm"` is for the pretraining task.
-
     Gradients that are still being made count as activations, the optimizer's temporaries as
     optimizer. Answers are remembered.
 

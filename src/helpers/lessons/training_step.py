@@ -14,7 +14,7 @@ from helpers.recipes.training_memory import (
 
 import torch
 from torch.nn import Module
-from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification
+from transformers import AutoModelForSequenceClassification
 
 
 class Step:
@@ -52,8 +52,7 @@ class Step:
         self.accumulate = accumulate
         self.autocast = torch.autocast(device, torch.bfloat16, enabled=mixed_precision)
         ids = torch.ones(batch, length, dtype=torch.long, device=device)
-        tokens = options.get("head") == "masked-lm"
-        self.inputs = {"input_ids": ids, "labels": torch.zeros_like(ids if tokens else ids[:, 0])}
+        self.inputs = {"input_ids": ids, "labels": torch.zeros_like(ids[:, 0])}
         if padded and length > 1:
             self.inputs["attention_mask"] = torch.ones_like(ids)
             self.inputs["attention_mask"][0, -1] = 0
@@ -96,7 +95,6 @@ def build_model(
     lora: int | None = None,
     dtype: str | torch.dtype = "float32",
     attention: Literal["sdpa", "eager"] | None = None,
-    head: Literal["classifier", "masked-lm"] = "classifier",
 ) -> Module:
     """Build a model with a head, and with what saves memory.
 
@@ -110,13 +108,11 @@ def build_model(
             float32, and each keeps a float32 copy of its input for the backward pass.
         dtype: Of the weights.
         attention: The implementation; by default sdpa, or eager in families that lack it.
-        head: What is trained: the logits of a masked language model take much more.
     """
     config = copy.deepcopy(config)
     config.use_cache, config.problem_type = False, None  # the kind of loss makes no difference
     dtype = getattr(torch, str(dtype).removeprefix("torch."))
-    heads = {"classifier": AutoModelForSequenceClassification, "masked-lm": AutoModelForMaskedLM}
-    build = heads[head].from_config
+    build = AutoModelForSequenceClassification.from_config
     model = build(config, dtype=dtype, attn_implementation=attention).to(device).train(training)
     if checkpointing:
         checkpoint_layers(model)
