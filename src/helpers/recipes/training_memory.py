@@ -38,10 +38,7 @@ def training_step(
 
 
 def check_gradients(model: nn.Module) -> None:
-    """Raise RuntimeError if a parameter that should be trained got no gradient.
-
-    The usual cause is reentrant checkpointing above frozen layers: nothing is trained.
-    """
+    """Raise RuntimeError if a parameter that should be trained got no gradient."""
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     missing = [name for name, parameter in trained.items() if parameter.grad is None]
     if missing or not trained:
@@ -119,8 +116,8 @@ def main(argv: list[str] | None = None) -> None:
     batch = {"input_ids": ids, "labels": torch.zeros(given.batch, dtype=torch.long, device=device)}
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-5, fused=True)
-    options = {"accumulate": given.accumulate, "dtype": torch.bfloat16 if given.bf16 else None}
-    step = functools.partial(training_step, model, batch, optimizer, **options)
+    dtype = torch.bfloat16 if given.bf16 else None
+    step = functools.partial(training_step, model, batch, optimizer, given.accumulate, dtype)
     step()  # makes the optimizer's state
     peak = measure_peak(step, device)
     weights, grads = (sum(p.nbytes for p in ps) / 2**20 for ps in (model.parameters(), trained))
