@@ -50,8 +50,8 @@ def normalise(notebook: nbformat.NotebookNode) -> None:
     for number, cell in enumerate(notebook.cells):
         cell.id = f"cell-{number:02}"
         cell.source = cell.source.rstrip("\n")
-        tags = cell.metadata.get("tags", [])
-        cell.metadata = nbformat.from_dict({"tags": tags} if tags else {})
+        keys = {"tags", "jp-MarkdownHeadingCollapsed"} & cell.metadata.keys()
+        cell.metadata = nbformat.from_dict({key: cell.metadata[key] for key in sorted(keys)})
         for output in cell.get("outputs", []):
             output.pop("transient", None)
             if "metadata" in output:
