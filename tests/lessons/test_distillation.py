@@ -214,15 +214,6 @@ def test_case_78_segment_ids_go_only_to_models_that_know_them(tokenizer):
     assert inspection.accepted_inputs(classifier(), pair).keys() == pair.keys()
 
 
-def test_case_78_logits_of_pairs_depend_on_the_segments_where_the_model_has_them(tokenizer):
-    pairs, model = [("good film", "bad plot"), ("a", "b c d")], classifier()
-    logits = inspection.predict(model, tokenizer, pairs)
-    with torch.no_grad():
-        alone = model(**tokenizer("good film", "bad plot", return_tensors="pt")).logits[0]
-    assert torch.allclose(logits[0], alone, atol=1e-5)
-    assert inspection.predict(distil_bert(), tokenizer, pairs).shape == (2, 2)
-
-
 def test_predictions_come_in_order_and_leave_every_module_in_its_mode(tokenizer):
     model, texts = classifier().train(), ["a b c d e f g", "good", "bad film", "a b c d"]
     model.base_model.eval()  # a frozen body
@@ -427,13 +418,6 @@ def test_models_without_logits_of_whole_texts_are_refused(tokenizer, examples, m
         training.train(make(), tokenizer, ["good"], lambda logits, rows: logits.mean())
     with pytest.raises(ValueError, match="must classify whole texts"):
         distillation.distill(make(), classifier(), tokenizer, examples)
-
-
-@pytest.mark.parametrize(
-    "way", [quantize_torch.torch_dynamic, quantize_torch.torchao_int8], ids=["torch.ao", "torchao"]
-)
-def test_an_int8_teacher_may_teach(tokenizer, examples, way):
-    assert len(distillation.distill(classifier(), in_int8(way), tokenizer, examples)) == 1
 
 
 def square(logits, rows):

@@ -130,13 +130,6 @@ def test_case_01_the_device_is_the_models(model, tokenizer, monkeypatch):
     np.testing.assert_allclose(embed(["w1"], model, tokenizer), wanted, atol=1e-5)
 
 
-def test_sixteen_bit(model, tokenizer):
-    texts = texts_of(20)
-    half = embed(texts, copy.deepcopy(model).bfloat16(), tokenizer)
-    assert half.dtype == np.float32
-    assert 1e-5 < np.abs(embed(texts, model, tokenizer) - half).max() < 0.1
-
-
 @pytest.mark.parametrize("units", [["avx2"], ["amx_bf16"], ["avx2", "arm_bf16"]])
 def test_a_cpus_dtype_is_the_one_it_has_units_for(units, monkeypatch):
     monkeypatch.setattr(machine, "cpu_features", lambda: dict.fromkeys(units, True))

@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import json
 import re
+import tempfile
 import warnings
 from pathlib import Path
 
@@ -18,7 +19,6 @@ from torch import nn
 from transformers import (
     BatchEncoding,
     BertConfig,
-    BertForMaskedLM,
     BertModel,
     DynamicCache,
     PreTrainedModel,
@@ -169,39 +169,9 @@ def test_the_recipes_device_is_the_one_that_its_tensors_name():
         device_placement.resolve_device("tpu")
 
 
-# The audit
-
-
-def test_audit_of_bert_lists_every_tensor(tiny_bert):
-    model = tiny_bert()
-    table = placement.audit(model).set_index("name")
-    state = model.state_dict()
-    assert set(state) < set(table.index)
-    assert set(table.index) - set(state) == {"embeddings.position_ids", "embeddings.token_type_ids"}
-    assert table.kind.value_counts().to_dict() == {
-        "parameter": len(state),
-        "non-persistent buffer": 2,
-    }
-    assert table.bytes.sum() == sum(t.nbytes for t in [*model.parameters(), *model.buffers()])
-    row = table.loc["pooler.dense.weight"]
-    assert row.tolist() == ["parameter", "cpu", "float32", (32, 32), 4096, ""]
-    assert (placement.audit(model.to("meta")).note == "no data").all()
-
-
-def test_tied_tensors_count_once(tiny_model):
-    model = tiny_model(BertForMaskedLM)
-    table = placement.audit(model).set_index("name")
-    tied = table.loc["cls.predictions.decoder.weight"]
-    assert tied.bytes == 0
-    assert tied.note == "shares memory with bert.embeddings.word_embeddings.weight"
-    assert table.bytes[table.kind == "parameter"].sum() == sum(p.nbytes for p in model.parameters())
-
-
 def test_case_02_plain_attributes_are_found():
     module = Scaled().to("meta")
     assert placement.left_behind(module, "meta") == ["table"]
-    row = placement.audit(module).set_index("name").loc["table"]
-    assert (row.kind, row.device, row.note) == ("plain attribute", "cpu", "stays behind")
     with pytest.raises(RuntimeError) as caught:
         module(torch.ones(2, 4, device="meta"))
     assert "Two devices" in device_errors.explain(caught.value)
@@ -460,9 +430,20 @@ def test_weights_that_refuse_to_move_are_named():
 @pytest.mark.filterwarnings("ignore:torch.ao.quantization:DeprecationWarning")
 def test_packed_int8_weights_stay_and_are_counted(tiny_bert):
     model = torch.ao.quantization.quantize_dynamic(tiny_bert(), {nn.Linear})
-    packed = placement.audit(model).query("kind == 'packed'")
+    packed = {name for name, kind, _ in tensors.walk(model) if kind == "packed"}
     assert len(packed) == 13
-    assert packed["bytes"].sum() == sum(
-        module.weight().numel() for module in model.modules() if tensors.is_packed(module)
-    )
-    assert set(placement.left_behind(model.to("meta"), "meta")) >= set(packed["name"])
+    assert set(placement.left_behind(model.to("meta"), "meta")) >= packed
+    fused = nn.Sequential(torch.ao.nn.intrinsic.quantized.dynamic.LinearReLU(4, 4))
+    assert placement.left_behind(fused.to("meta"), "meta") == ["0.weight"]
+
+
+@pytest.mark.parametrize("around", [lambda net: [net], lambda net: {"net": (net,)}])
+def test_a_placed_model_in_a_container_or_with_two_hooks_is_not_moved(tiny_bert, around):
+    model = accelerate.dispatch_model(tiny_bert(), {"": "cpu"}, force_hooks=True)
+    with pytest.raises(RuntimeError, match="accelerate placed"):
+        placement.move(around(model), "meta")
+    linear = nn.Linear(4, 4)
+    accelerate.disk_offload(linear, tempfile.mkdtemp(), execution_device="cpu")
+    assert placement.device_of(linear) == CPU
+    with pytest.raises(RuntimeError, match="accelerate placed"):
+        placement.move(around(linear), "meta")

@@ -166,7 +166,7 @@ def test_load_checkpoint_never_guesses(classifier, tmp_path):
     state = classifier.state_dict()
     torch.save({"model": state, "ema": state}, tmp_path / "two.pt")
     with pytest.raises(KeyError, match=r"model.*ema"):
-        load_checkpoint.read_state(tmp_path / "two.pt")
+        load_checkpoint.read_state(load_checkpoint.read_file(tmp_path / "two.pt"))
     wrong = {f"other.{name}": value for name, value in state.items()}
     model = type(classifier)(classifier.config).train()
     with pytest.raises(RuntimeError, match="Missing key"):

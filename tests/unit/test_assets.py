@@ -572,14 +572,6 @@ def test_fetch_tries_all_before_it_fails(hub, capsys):
     assert titles == ["BERT-base", "SciBERT", "movie-review snippets"]
 
 
-def test_default_root_is_the_users_cache(monkeypatch, tmp_path):
-    monkeypatch.delenv("BERT_ASSETS", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert locate.root() == tmp_path / "bert-on-any-device"
-    monkeypatch.setenv("BERT_ASSETS", "shared")
-    assert locate.root() == Path.cwd() / "shared"
-
-
 def test_unlabelled_texts_are_there_and_apart_from_the_reviews():
     table = datasets.unlabelled()
     assert table["source"].value_counts().to_dict() == {

@@ -1,7 +1,8 @@
 """Tensors in any container: find them, count their bytes, and write sizes as text."""
 
 import math
-from collections import UserDict
+import re
+from collections import UserDict, deque
 from collections.abc import Iterator
 from numbers import Real
 from types import ModuleType
@@ -38,8 +39,8 @@ def plain(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 
 def is_packed(module: nn.Module) -> bool:
     """Whether it is a linear layer of torch.ao, whose int8 weight is a function."""
-    ours = type(module).__module__.startswith("torch.ao.nn.quantized")
-    return ours and callable(getattr(module, "weight", None))
+    ours = re.match(r"torch\.ao\.nn\.(\w+\.)*quantized", type(module).__module__)
+    return bool(ours) and callable(getattr(module, "weight", None))
 
 
 def nbytes(tensor: torch.Tensor) -> int:
@@ -94,7 +95,7 @@ def _parts(value: Any) -> list[tuple[str, Any]]:
     """Return what a container or object holds, with its place: "[0]", "['key']", ".attribute"."""
     if isinstance(value, dict | UserDict):  # other mappings may be lazy: a disk's
         return [(f"[{key!r}]", held) for key, held in value.items()]
-    if isinstance(value, list | tuple | set | frozenset):
+    if isinstance(value, list | tuple | set | frozenset | deque):
         return [(f"[{index}]", held) for index, held in enumerate(value)]
     if isinstance(value, type | ModuleType):
         return []

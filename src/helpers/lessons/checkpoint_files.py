@@ -25,7 +25,7 @@ from torch._weights_only_unpickler import _get_allowed_globals, _get_user_allowe
 
 SIGNATURES = json.loads((files.DATA / "file_signatures.json").read_text(encoding="utf-8"))
 _LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # how torch.save began until 1.6
-_CUT = "incomplete|header length|not a zip file|unexpected EOF"
+_CUT = "incomplete|header length|not a zip file|unexpected EOF|mmap an empty file"
 
 
 class CheckpointError(RuntimeError):
@@ -55,8 +55,7 @@ class Inspection:
     clue: str  # what else it looks like, and how to load that, or ""
 
     def __str__(self) -> str:
-        size = f"{self.size:,} bytes, {len(self.tensors)} tensors"
-        lines = [f"{self.name}: {self.format}, {size}"]
+        lines = [f"{self.name}: {self.format}, {self.size:,} bytes, {len(self.tensors)} tensors"]
         devices = Counter(tensor.device for tensor in self.tensors.values())
         dtypes = Counter(tensor.dtype for tensor in self.tensors.values())
         lines.append(f"saved from {dict(devices)}, dtypes {dict(dtypes)}")
@@ -91,7 +90,7 @@ class _StandIn(dict):
 
 
 def _stored(storage, offset, size, stride, *rest) -> StoredTensor:
-    """Take what torch's functions get that rebuild a tensor; the third version gets a dtype."""
+    # What torch's functions get that rebuild a tensor; the third version gets a dtype.
     dtype = rest[2].path.removeprefix("torch.") if len(rest) == 3 else storage[0]
     return StoredTensor(tuple(size), dtype, storage[1])
 
@@ -141,8 +140,8 @@ def explained(path: Path) -> Iterator[None]:
         what = "incomplete, its download or save was cut short" if cut else "corrupted"
         why = str(error).rpartition("WeightsUnpickler error:")[2].strip().partition("\n")[0]
         what += f" ({type(error).__name__}: {why})" if why else ""
-        size = f"{path.stat().st_size:,} bytes"
-        raise CheckpointError(f"{path.name} ({size}) is {what}. Download it again") from error
+        name = f"{path.name} ({path.stat().st_size:,} bytes)"
+        raise CheckpointError(f"{name} is {what}. Download it again") from error
 
 
 def inspect(path: str | Path) -> Inspection:
@@ -153,10 +152,9 @@ def inspect(path: str | Path) -> Inspection:
     """
     path = weights_file(Path(path))
     with explained(path), path.open("rb") as file:
-        if path.stat().st_size < 16:
-            raise EOFError("a checkpoint cannot be that small")
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            form, tree, names = _parse(path, data)
+        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        form, tree, names = _parse(path, data)
+        data.close()
     top = {"": tree}
     if type(tree) in (dict, OrderedDict) and not is_state(tree, StoredTensor):
         top = {str(key): value for key, value in tree.items()}
@@ -192,7 +190,6 @@ def inspect(path: str | Path) -> Inspection:
 
 
 def _parse(path: Path, data: mmap.mmap) -> tuple[str, Any, Iterable[str]]:
-    """Return the format, the content with StoredTensor for tensors, and what a pickle names."""
     start = data[:512]
     if start.startswith(b"PK\x03\x04"):
         with zipfile.ZipFile(path) as archive:
@@ -232,7 +229,10 @@ def weights_file(path: Path) -> Path:
         for file in (name, f"{name}.index.json"):
             if file in there:
                 return path / file
-    what = known("folder", "\n".join(sorted(there))) or f"not a model's, it holds {few(there)}"
+    what = (
+        known("folder", "\n".join(sorted(there)))
+        or f"not a model's, it holds {few(there)}: load the file of weights"
+    )
     raise CheckpointError(f"{path.name}: the folder is {what}")
 
 
@@ -250,13 +250,16 @@ def few(names: Iterable[str]) -> str:
 
 def read_shards(index: Path, key: str | None, allow_globals: Iterable) -> tuple[Any, str, str]:
     """Read all weights that an index lists from the files that it names, as `read_checked` does."""
+    state, checked = {}, ""
     with explained(index):
-        places, state = json.loads(index.read_text(encoding="utf-8"))["weight_map"], {}
-    names = sorted(set(places.values()))
-    if lost := [name for name in names if not index.with_name(name).is_file()]:
+        places = json.loads(index.read_text(encoding="utf-8-sig"))["weight_map"]
+        names = sorted(set(places.values()))
+    if lost := [
+        name for name in names if Path(name).name != name or not (index.parent / name).is_file()
+    ]:
         raise CheckpointError(f"{index.name} names {few(lost)}: not beside it, download it too")
     for name in names:
-        part, checked, _ = read_checked(index.with_name(name), key, allow_globals)
+        part, checked, _ = read_checked(index.parent / name, key, allow_globals)
         state |= part
     if differ := places.keys() ^ state.keys():
         raise CheckpointError(f"{index.name} and its files differ, they are mixed: {few(differ)}")
@@ -285,10 +288,14 @@ def read_checked(path: Path, key: str | None, allow_globals: Iterable) -> tuple[
             what = f"weights are at {there}" + (f". It is {look.clue}" if look.clue else "")
             raise CheckpointError(f"{path.name}: say which with key=...; {what}")
         with explained(path):
-            state = read_state(path, key)
+            content = read_file(path)
             if look.format == "zip":
                 with zipfile.ZipFile(path) as archive:
                     if broken := archive.testzip():
                         raise ValueError(f"the checksum of {broken} does not agree")
+        try:
+            state = read_state(content, key)
+        except (LookupError, TypeError, ValueError) as error:
+            raise CheckpointError(f"{path.name} has nothing at key={key!r}") from error
         checked = "CRC-32" if look.format == "zip" else "nothing, the file has no checksums"
         return state, checked, look.clue

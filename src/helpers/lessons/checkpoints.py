@@ -5,7 +5,7 @@ The fault to fear is silent success: a file that "loads" and leaves random weigh
 
 import contextlib
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +15,6 @@ from helpers.core import files
 from helpers.core.quiet import quiet
 from helpers.lessons.checkpoint_files import (
     CheckpointError,
-    common_prefix,
     few,
     read_checked,
     read_shards,
@@ -26,8 +25,6 @@ from helpers.recipes.load_checkpoint import load_strictly, tied_names, unwrapped
 import safetensors.torch
 import torch
 from torch import nn
-
-_OLD = {"gamma": "weight", "beta": "bias"}
 
 
 @dataclass
@@ -79,10 +76,11 @@ def load(
     with _parameters_on_meta():  # each weight is drawn and dropped: before the file is mapped
         model = build()
     path = weights_file(Path(path))
-    read = read_shards if path.name.endswith(".index.json") else read_checked
+    index = path.suffix == ".json" and b'"weight_map"' in path.read_bytes()
+    read = read_shards if index else read_checked
     state, checked, clue = read(path, key, allow_globals)
     report = LoadReport(model, checked)
-    given = _match(state, report)
+    given = _match(state, report, allow_missing)
     problems = _compare(given, allow_missing, report)
     if 2 * len(report.loaded) < len(model.state_dict()):  # whatever allow_missing says
         problems.append("it has less than half of the model")
@@ -91,7 +89,7 @@ def load(
         way = "Parts that the file may lack: allow_missing=[...]; for a head too many, build the "
         way += "model that has it, and take its base_model"
         if clue:
-            way = f"It looks like {clue}"
+            way += f". Perhaps it is {clue}"
         what = f"{path.name} does not fit {type(model).__name__}"
         raise CheckpointError(f"{what}, {share}: {'; '.join(problems)}. {way}")
     _fill(given, build, report)
@@ -120,10 +118,10 @@ def _within(name: str, parts: Iterable[str]) -> bool:
     return any(f".{part}." in f".{name}." for part in parts)
 
 
-def _match(state: Mapping, report: LoadReport) -> dict[str, Any]:
+def _match(state: Mapping, report: LoadReport, optional: Iterable[str]) -> dict[str, Any]:
     """Return the weights under the model's names, as far as it has them."""
     own, given = report.model.state_dict(), {}
-    names = _rename(state, own)
+    names = _rename(state, own, optional)
     for (old, value), name in zip(state.items(), names, strict=True):
         if name in given:
             raise CheckpointError(f"the file gives {name} twice, by an old and a new name")
@@ -141,27 +139,35 @@ def _is_position_ids(name: str, value: Any) -> bool:
     return named and value.flatten().tolist() == list(range(value.numel()))
 
 
-def _rename(names: Iterable[str], own: Iterable[str]) -> list[str]:
+def _rename(names: Iterable[str], own: Iterable[str], optional: Iterable[str]) -> list[str]:
     """Find the model's names: without wrappers, and below the part that holds most of the file."""
     ours, theirs = dict(zip(unwrapped(own), own, strict=True)), unwrapped(names)
-    shared, best = common_prefix(theirs), (-1, theirs)
-    for cut in range(len(shared) + 1):
-        rest = [".".join(name.split(".")[cut:]) for name in theirs]
-        known, leads = {*rest, *map(_current, rest)}, Counter({"": 0})
-        for name in ours:
-            parts = name.split(".")
-            tails = [".".join(parts[at:]) for at in range(len(parts))]
-            leads.update(name.removesuffix(tail) for tail in tails if tail in known)
-        lead, found = leads.most_common(1)[0]
-        if found > best[0]:
-            best = (found, [lead + name for name in rest])
-    current = [name if name in ours else _current(name) for name in best[1]]
-    return [ours.get(name, name) for name in current]
+    if not any(name.endswith("LayerNorm.gamma") for name in ours):  # of files by TensorFlow
+        now = {"gamma": "weight", "beta": "bias"}
+        old = re.compile(r"(?<=LayerNorm\.)(gamma|beta)$")
+        theirs = [old.sub(lambda found: now[found[0]], name) for name in theirs]
+    leads = defaultdict(list)
+    for name in ours:
+        for lead, tail in _splits(name) if not _within(ours[name], optional) else ():
+            leads[tail].append(lead)
+    votes = Counter({("", ""): 0})
+    for name in theirs:
+        votes.update((head, lead) for head, tail in _splits(name) for lead in leads.get(tail, ()))
+    (head, lead), count = votes.most_common(1)[0]
+    rivals = [other for (first, other), n in votes.items() if first == head and n == count]
+    if count > 1 and len(rivals) > 1 and lead:
+        raise CheckpointError(
+            f"the file fits {few(rivals)}: say which it lacks, allow_missing=[...]"
+        )
+    found = [lead + name.removeprefix(head) if name.startswith(head) else name for name in theirs]
+    return [ours.get(name, name) for name in found]
 
 
-def _current(name: str) -> str:
-    """Return today's name of a weight in files that TensorFlow wrote."""
-    return re.sub(r"(?<=LayerNorm\.)(gamma|beta)$", lambda old: _OLD[old[0]], name)
+def _splits(name: str) -> list[tuple[str, str]]:
+    """Cut a name into head and tail in front of each part, at most five deep."""
+    parts = name.split(".")
+    cuts = range(min(len(parts), 6))
+    return [("".join(f"{part}." for part in parts[:at]), ".".join(parts[at:])) for at in cuts]
 
 
 def _compare(given: Mapping, allow_missing: Iterable[str], report: LoadReport) -> list[str]:
@@ -204,10 +210,10 @@ def _misfit(name: str, value: Any, weight: torch.Tensor, report: LoadReport) -> 
 
 
 def _kind(tensor: torch.Tensor) -> str:
-    """Describe what may not differ; 8-bit numbers are quantized: nothing without their scale."""
+    """Describe what may not differ; numbers of 8 bits mean nothing without their scale."""
     numbers = "floating-point" if tensor.is_floating_point() else "integer"
-    if tensor.itemsize == 1:
-        numbers = "8-bit"
+    if tensor.itemsize == 1 or tensor.is_complex():
+        numbers = str(tensor.dtype).removeprefix("torch.")
     return f"{tuple(tensor.shape)}, {numbers}, {tensor.layout}".removesuffix(", torch.strided")
 
 
@@ -242,6 +248,11 @@ def load_optimizer(
     found = [part for part in parts if isinstance(part, Mapping) and "param_groups" in part]
     if len(found) != 1:
         raise CheckpointError(f"{Path(path).name} holds {len(found)} optimizers' states: key=...")
+    for mine, other in zip(optimizer.param_groups, found[0]["param_groups"], strict=False):
+        strange = other.keys() - mine.keys() - {"initial_lr", "param_names"}
+        if strange or mine.get("param_names") != other.get("param_names", mine.get("param_names")):
+            what = f"settings {few(sorted(strange))}" if strange else "parameters in another order"
+            raise CheckpointError(f"{Path(path).name} is of another optimizer, with {what}")
     ours = [one for group in optimizer.param_groups for one in group["params"]]
     theirs = [place for group in found[0]["param_groups"] for place in group["params"]]
     for parameter, place in zip(ours, theirs, strict=False):  # load_state_dict counts them
@@ -283,5 +294,5 @@ def save(model: nn.Module, path: str | Path) -> None:
         with files.atomic_write(path) as part:
             safetensors.torch.save_model(model, part, metadata={"format": "pt"})
     except PermissionError as error:
-        what = f"{Path(path).name} cannot be replaced: on Windows not while a model is mapped to it"
+        what = f"{Path(path).name} cannot be replaced (on Windows: while a model is mapped to it)"
         raise CheckpointError(f"{what}. Save under another name") from error

@@ -22,9 +22,7 @@ def which_side_stayed(argument: str, at: str, rest: str) -> str:
     if "cpu" not in (at, rest):
         return "Both have been moved, to different devices: choose one for all."
     if not is_input and argument not in ("weight", "bias", "mat2"):
-        return (
-            "Whatever is on cpu did not move: audit(model) and check_call(model, inputs) name it."
-        )
+        return "Whatever is on cpu did not move: left_behind(model, device) names it."
     if is_input == (at == "cpu"):
         return "The model moved and the inputs did not: move both, or neither."
     return "The inputs moved and the model did not: move both, or neither."
@@ -40,11 +38,12 @@ def explain(error: BaseException | str) -> str:
         if found and found["at"] != found["rest"]:
             argument, at, rest = (found["arg"] or "").lower(), found["at"], found["rest"]
             what = repr(argument) if argument else "a tensor"
-            # A product of batches has no weight: both sides were computed from the inputs.
-            stayed = which_side_stayed("" if "bmm" in text else argument, at, rest)
+            # A product of batches has no weight, and a loss's are not the model's.
+            named = "" if re.search("bmm|loss|entropy", text) else argument
+            stayed = which_side_stayed(named, at, rest)
             found = f"{what} is on {at}, the rest on {rest}"
             return f"Two devices in one operation: {found}. {stayed} ({PLACEMENT})"
-    unknown = "Not an error known here: read its last line, and check audit(model) all the same."
+    unknown = "Not an error known here: read its last line, and try left_behind(model, device)."
     return known(text) or unknown
 
 

@@ -9,6 +9,7 @@ with a CUDA context of 400 MiB (300 to 600, by GPU and driver), memory-efficient
 dropout and foreach optimizers, and without fragmentation.
 """
 
+import bisect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -149,20 +150,12 @@ def _peak(ledger: Ledger, attention: str) -> Peak:
 def largest_batch(config, length: int, gib: float, *, margin: float = 0.1, **options) -> int:
     """Return the largest micro-batch whose predicted peak leaves a margin of a memory free.
 
-    It is 0 if none does. The peak never falls as the batch grows, so bisection finds it. Takes what
+    It is 0 if none does, at most 4,096; the peak never falls as the batch grows. Takes what
     `predict_peak` takes, and the memory in GiB, of which a share of `margin` stays free.
     """
     budget = gib_to_bytes(gib) * (1 - margin)
-    low, high = 0, 1
-    while predict_peak(config, high, length, **options).total <= budget:
-        low, high = high, high * 4
-    while high - low > 1:
-        middle = (low + high) // 2
-        if predict_peak(config, middle, length, **options).total <= budget:
-            low = middle
-        else:
-            high = middle
-    return low
+    size = lambda batch: predict_peak(config, batch, length, **options).total  # noqa: E731
+    return bisect.bisect_right(range(1, 4097), budget, key=size)
 
 
 @dataclass(frozen=True)

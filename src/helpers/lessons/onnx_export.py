@@ -61,7 +61,9 @@ def export(
                     break
             else:
                 name = type(model).__name__
-                raise RuntimeError(f"no ONNX file computes what this {name} does") from fault
+                raise RuntimeError(
+                    f"no ONNX file computes what this {name} does: {fault!s:.200}"
+                ) from fault
         finally:
             model.set_attn_implementation(attention)
         path.with_name(f"{path.name}.data").unlink(missing_ok=True)

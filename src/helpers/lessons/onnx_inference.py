@@ -57,7 +57,7 @@ def feed(session: onnxruntime.InferenceSession, inputs: Mapping) -> dict[str, np
                 raise TypeError(f"{entry.name} holds {array.dtype}; the file takes integers")
             if array.min(initial=0) < 0:
                 raise ValueError(f"{entry.name} holds {array.min()}: a row from the table's end")
-            made[entry.name] = array.astype(np.int64)
+            made[entry.name] = array.astype(np.int32 if "int32" in entry.type else np.int64)
         elif entry.name == "token_type_ids":
             made[entry.name] = np.zeros(np.shape(inputs["input_ids"]), np.int64)
         else:
@@ -67,7 +67,8 @@ def feed(session: onnxruntime.InferenceSession, inputs: Mapping) -> dict[str, np
     if "token_type_ids" not in made and np.any(np.asarray(inputs.get("token_type_ids", 0))):
         message = "the file has no token_type_ids: both texts of a pair count as the first"
         warnings.warn(f"{message} (right for DistilBERT, wrong for a BERT)", stacklevel=2)
-    limit = int(session.get_modelmeta().custom_metadata_map.get("max_length", 10**9))
+    limit = session.get_modelmeta().custom_metadata_map.get("max_length", "")
+    limit = int(limit) if limit.isdigit() else 10**9
     longest = max((array.shape[-1] for array in made.values() if array.ndim), default=0)
     if longest > limit:
         raise ValueError(f"{longest} tokens, but the model reads {limit}: cut with max_length")

@@ -14,9 +14,9 @@ from helpers.core import tensors
 from helpers.lessons.device_errors import which_side_stayed
 from helpers.recipes.device_placement import move_to
 
-import pandas as pd
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 ACCEPTED = (
     "'auto', 'cpu', 'cuda', 'cuda:0', 'cuda:1', ..., 'mps', 'meta', a torch.device, 0, 1, ... "
@@ -56,26 +56,6 @@ def resolve_device(spec: Any = "auto") -> torch.device:
     return torch.device(kind, index)
 
 
-def audit(model: nn.Module) -> pd.DataFrame:
-    """List every tensor of a model: name, kind, device, dtype, shape, bytes, note.
-
-    The kinds are those of `core.tensors.walk`. Tied tensors count once, under their first name.
-    """
-    rows, first = [], {}
-    for name, kind, tensor in list(tensors.walk(model)):  # all at once, so that ids differ
-        owner = first.setdefault(id(tensor), name)
-        notes = {
-            "stays behind": kind == "plain attribute",
-            f"shares memory with {owner}": owner != name,
-            "no data": tensor.is_meta,
-        }
-        note = ", ".join(text for text, holds in notes.items() if holds)
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        size = tensors.nbytes(tensor) if owner == name else 0
-        rows.append((name, kind, str(tensor.device), dtype, tuple(tensor.shape), size, note))
-    return pd.DataFrame(rows, columns=["name", "kind", "device", "dtype", "shape", "bytes", "note"])
-
-
 def left_behind(value: Any, device: Any) -> list[str]:
     """List the tensors of a model or batch that are elsewhere, plain attributes included."""
     target = resolve_device(device)
@@ -89,7 +69,8 @@ def device_of(model: nn.Module) -> torch.device:
         RuntimeError: If there are several, or none.
     """
     for at in placed_by_accelerate(model).values():
-        return torch.device(at)
+        if at != "disk":
+            return torch.device(at)
     places = {}
     for name, kind, tensor in tensors.walk(model):
         if kind != "plain attribute":
@@ -105,11 +86,14 @@ def placed_by_accelerate(model: Any) -> dict[str, str]:
 
     It is empty for an ordinary model. Of the others, accelerate moves the weights at each call.
     """
-    modules = model.named_modules() if isinstance(model, nn.Module) else ()
-    hooks = {name: getattr(module, "_hf_hook", None) for name, module in modules}
-    placed = {name: getattr(hook, "execution_device", None) for name, hook in hooks.items()}
-    placed = {name: str(torch.device(at)) for name, at in placed.items() if at is not None}
-    spread = {name: str(at) for name, at in getattr(model, "hf_device_map", {}).items()}
+    placed, spread = {}, getattr(model, "hf_device_map", None) or {}
+    for root in (leaf for leaf in tree_leaves(model) if isinstance(leaf, nn.Module)):
+        for name, module in root.named_modules():
+            hook = getattr(module, "_hf_hook", None)
+            for one in getattr(hook, "hooks", (hook,)):
+                if (at := getattr(one, "execution_device", None)) is not None:
+                    placed[name] = str(torch.device(at))
+    spread = {name: f"cuda:{at}" if type(at) is int else str(at) for name, at in spread.items()}
     return placed or (spread if len(set(spread.values())) > 1 else {})
 
 
@@ -182,6 +166,6 @@ def check_call(model: nn.Module, inputs: Any) -> torch.device:
         side = f"The other inputs are there: inputs = move(inputs, '{device}')."
         if len(wrong) == len(places):
             side = which_side_stayed("input", str(wrong[0][1]), str(device))
-        name = next(iter(model.state_dict()))
+        name = next(iter(model.state_dict()), "buffer")
         raise RuntimeError(f"{strays}; the model's {name!r} is on {device}. {side}")
     return device

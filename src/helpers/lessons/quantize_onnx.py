@@ -20,6 +20,7 @@ from helpers.recipes.int8 import OPERATORS, quantize
 import numpy as np
 import onnx
 from onnxruntime import quantization
+from onnxruntime.quantization.registry import IntegerOpsRegistry
 
 _TYPES = {"int8": quantization.QuantType.QInt8, "uint8": quantization.QuantType.QUInt8}
 
@@ -74,10 +75,11 @@ def onnx_dynamic(
         ValueError: If nothing was replaced.
     """
     options = {"weight_type": _TYPES[weights], "per_channel": per_channel}
-    options["op_types_to_quantize"] = list(operators)
     kinds = {node.op_type for node in onnx.load(source, load_external_data=False).graph.node}
-    if unknown := set(operators) - kinds - set(OPERATORS):
-        raise ValueError(f"{Path(source).name} has no {', '.join(unknown)}")
+    operators = list(operators)
+    if not operators or set(operators) - set(OPERATORS) - (IntegerOpsRegistry.keys() & kinds):
+        raise ValueError(f"{Path(source).name} has no {operators} that can become int8")
+    options["op_types_to_quantize"] = operators
     with quiet(), _regular(source) as whole, files.atomic_write(target) as part:
         quantize(whole, part, reduced_range, **options)
         return _report(whole, part, Path(target))

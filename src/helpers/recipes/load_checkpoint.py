@@ -38,9 +38,8 @@ def is_state(value: Any, kind: type = torch.Tensor) -> bool:
     return 2 * sum(named) > len(named)
 
 
-def read_state(path: str | Path, key: str | None = None) -> Mapping[str, torch.Tensor]:
-    """Read what is at a key ("a/b": two levels), or the only weights, onto the CPU."""
-    content = read_file(path)
+def read_state(content: Any, key: str | None = None) -> Mapping[str, torch.Tensor]:
+    """Return what is at a key ("a/b": two levels) of a file's content, or the only weights."""
     for part in key.split("/") if key else []:
         content = content[int(part) if isinstance(content, list) else part]
     if key is not None or is_state(content):
@@ -89,6 +88,9 @@ def load_strictly(model: nn.Module, state: Mapping[str, torch.Tensor]) -> nn.Mod
             continue
         if any(one.data_ptr() != given[0].data_ptr() and (one != given[0]).any() for one in given):
             raise ValueError(f"{', '.join(names)} are tied in the model, not in the file")
+        kinds = {(one.is_floating_point(), one.itemsize == 1) for one in (weight, *given)}
+        if len(kinds) > 1 or (given[0].itemsize == 1 and given[0].dtype != weight.dtype):
+            raise TypeError(f"{names[0]} is {given[0].dtype} in the file, {weight.dtype} here")
         value = given[0].detach().to(weight.dtype).contiguous()
         if value.untyped_storage().data_ptr() in used:
             value = value.clone()  # or training would change both
@@ -103,12 +105,9 @@ def load_strictly(model: nn.Module, state: Mapping[str, torch.Tensor]) -> nn.Mod
 def load_checkpoint(
     path: str | Path, build: Callable[[], nn.Module], device: str = "cpu", key: str | None = None
 ) -> nn.Module:
-    """Build a model and load a checkpoint into it, on the CPU first, then move it.
-
-    On the CPU its weights stay mapped to the file: save a later state to another one.
-    """
+    """Build a model and load a checkpoint; on the CPU its weights stay mapped to the file."""
     model = build()
-    return load_strictly(model, strip_wrappers(read_state(path, key), model)).to(device)
+    return load_strictly(model, strip_wrappers(read_state(read_file(path), key), model)).to(device)
 
 
 def main(argv: list[str] | None = None) -> None:

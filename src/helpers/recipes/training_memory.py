@@ -55,7 +55,7 @@ def freeze_part(model: nn.Module, part: str | int = "body") -> None:
         body.requires_grad_(False).eval()
         return
     layers = getattr(body, "encoder", getattr(body, "transformer", None)).layer
-    if not 0 <= part <= len(layers):
+    if type(part) is not int or not 0 <= part <= len(layers):
         raise ValueError(f'freeze takes "body" or 0 to {len(layers)} layers, not {part}')
     for module in [body.embeddings, *layers[:part]]:
         module.requires_grad_(False).eval()
