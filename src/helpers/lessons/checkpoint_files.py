@@ -151,10 +151,9 @@ def inspect(path: str | Path) -> Inspection:
         CheckpointError: If the content (not the name) is not a checkpoint, or is broken.
     """
     path = weights_file(Path(path))
-    with explained(path), path.open("rb") as file:
-        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        form, tree, names = _parse(path, data)
-        data.close()
+    with explained(path), path.open("rb") as file:  # noqa: SIM117 (one line would be too long)
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            form, tree, names = _parse(path, data)
     top = {"": tree}
     if type(tree) in (dict, OrderedDict) and not is_state(tree, StoredTensor):
         top = {str(key): value for key, value in tree.items()}
