@@ -104,3 +104,22 @@ def _parts(value: Any) -> list[tuple[str, Any]]:
         own = dict(value.named_parameters(recurse=False)) | dict(value.named_buffers(recurse=False))
         held = own | dict(value.named_children()) | held  # these first, by their own names
     return [(f".{key}", part) for key, part in held.items()]
+
+
+def alive(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors that a value keeps alive, with the gradients of the leaves."""
+    for _, _, tensor in walk(value):
+        yield tensor
+        if tensor.is_leaf and tensor.grad is not None:
+            yield tensor.grad
+
+
+def storage_bytes(tensors) -> int:
+    """Return the bytes of the storages behind tensors, each once; none for meta and fake ones."""
+    storages = {}
+    for tensor in tensors:
+        for part in plain(tensor):
+            storage = part.untyped_storage() if part.layout == torch.strided else None
+            if storage is not None and storage.device.type != "meta":
+                storages[storage._cdata] = storage.nbytes()
+    return sum(storages.values())

@@ -15,6 +15,7 @@ from helpers.core import files
 from helpers.core.quiet import quiet
 from helpers.lessons.checkpoint_files import (
     CheckpointError,
+    common_prefix,
     few,
     read_checked,
     read_shards,
@@ -150,15 +151,15 @@ def _rename(names: Iterable[str], own: Iterable[str], optional: Iterable[str]) -
     for name in ours:
         for lead, tail in _splits(name) if not _within(ours[name], optional) else ():
             leads[tail].append(lead)
-    votes = Counter({("", ""): 0})
-    for name in theirs:
-        votes.update((head, lead) for head, tail in _splits(name) for lead in leads.get(tail, ()))
+    votes, whole = Counter({("", ""): 0}), ".".join([*common_prefix(theirs), ""])
+    splits = ((head, tail) for name in theirs for head, tail in _splits(name))
+    pairs = ((head, lead) for head, tail in splits for lead in leads.get(tail, ()))
+    # A part takes the place of another only if all of the file is below it.
+    votes.update(pair for pair in pairs if not all(pair) or whole.startswith(pair[0]))
     (head, lead), count = votes.most_common(1)[0]
     rivals = [other for (first, other), n in votes.items() if first == head and n == count]
     if count > 1 and len(rivals) > 1 and lead:
-        raise CheckpointError(
-            f"the file fits {few(rivals)}: say which it lacks, allow_missing=[...]"
-        )
+        raise CheckpointError(f"the file fits {few(rivals)}: allow_missing=[...] the others")
     found = [lead + name.removeprefix(head) if name.startswith(head) else name for name in theirs]
     return [ours.get(name, name) for name in found]
 

@@ -7,7 +7,7 @@ import sys
 import traceback
 from collections import UserDict
 
-from helpers.lessons.memory import alive, storage_bytes
+from helpers.core.tensors import alive, storage_bytes
 
 import torch
 from torch.nn import Module

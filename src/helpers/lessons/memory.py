@@ -10,12 +10,11 @@ dropout and foreach optimizers, and without fragmentation.
 """
 
 import bisect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from helpers.core.processes import process_memory
-from helpers.core.tensors import gib_to_bytes, plain, walk
+from helpers.core.tensors import alive, gib_to_bytes, storage_bytes
 from helpers.lessons.fake_gpu import fake_machine
 from helpers.lessons.ledger import CUBLAS_WORKSPACE, CUDA_CONTEXT, Ledger
 from helpers.lessons.training_step import Step
@@ -189,22 +188,3 @@ def measure_peak(function: Callable[[], object], *holding, device: str = "cpu") 
         return Measured(before + peak, None, process_memory())
     free, total = torch.cuda.mem_get_info()
     return Measured(peak, torch.cuda.max_memory_reserved(), total - free)
-
-
-def alive(value: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors that a value keeps alive, with the gradients of the leaves."""
-    for _, _, tensor in walk(value):
-        yield tensor
-        if tensor.is_leaf and tensor.grad is not None:
-            yield tensor.grad
-
-
-def storage_bytes(tensors) -> int:
-    """Return the bytes of the storages behind tensors, each once; none for meta and fake ones."""
-    storages = {}
-    for tensor in tensors:
-        for part in plain(tensor):
-            storage = part.untyped_storage() if part.layout == torch.strided else None
-            if storage is not None and storage.device.type != "meta":
-                storages[storage._cdata] = storage.nbytes()
-    return sum(storages.values())
