@@ -14,7 +14,6 @@ from helpers.core import files, machine
 from helpers.lessons import students
 from helpers.lessons.dtypes import choose_dtype
 from helpers.lessons.embedding import embed
-from helpers.models import datasets
 from helpers.recipes import embed_corpus
 
 import numpy as np
@@ -236,17 +235,6 @@ def test_a_folder_without_a_vocabulary_is_refused(tmp_path, model):
     (tmp_path / "a.txt").write_text("hello\n")
     with pytest.raises(ValueError, match="holds no vocabulary"):
         embed_corpus.main([str(tmp_path / "a.txt"), str(tmp_path), str(tmp_path / "vectors")])
-
-
-def test_the_sentences():
-    table = datasets.science_sentences()
-    assert list(table) == ["id", "field", "role", "text"]
-    assert list(table["id"]) == list(range(1, 301))
-    assert table["text"].str.lower().is_unique
-    assert set(table["field"].value_counts()) == {50}
-    assert set(table["role"]) == {"background", "method", "result"}
-    assert table["role"].value_counts().between(95, 105).all()
-    assert table.groupby(["field", "role"]).size().between(16, 17).all()
 
 
 # Files and processes

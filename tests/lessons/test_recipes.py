@@ -187,6 +187,8 @@ def test_an_exported_file_takes_any_shape(exported, classifier, batch):
     for length in (1, 7, 64):
         encoding = {name: np.ones((batch, length), np.int64) for name in onnx_export.INPUTS}
         assert onnx_export.run(session, encoding).shape == (batch, 3)
+    with pytest.raises(ValueError, match=r"ignore some of .*token_type_idss"):
+        onnx_export.run(session, encoding | {"token_type_idss": encoding["input_ids"]})
 
 
 def test_parity_sees_swapped_inputs(exported, classifier, tokenizer, monkeypatch):

@@ -67,4 +67,4 @@ def test_without_a_browser_one_line_says_what_was_not_tested(run_python, tmp_pat
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("SKIPPED")]
     assert line.endswith(browser.MISSING)
     done = run_python(code, files.ROOT, check=False, BROWSER="required")
-    assert (done.returncode, done.stdout.count("AssertionError: JupyterLab")) == (1, 6)
+    assert (done.returncode, done.stdout.count("AssertionError: JupyterLab")) == (1, 7)

@@ -238,9 +238,8 @@ def load_optimizer(
 ) -> None:
     """Give an optimizer the state in a file; build it after its model has moved.
 
-    Raises:
-        CheckpointError: If the file holds none, or several and no `key` ("optimizer_states/1"), or
-            one of other parameters; `load_state_dict` would take another shape in silence.
+    Raises CheckpointError for none, for several without a `key` ("optimizer_states/1"), and for one
+    of other parameters; `load_state_dict` would take another shape in silence.
     """
     content, _, _ = read_checked(Path(path), key, allow_globals)
     parts = [content]
@@ -266,13 +265,9 @@ def load_optimizer(
 
 
 def load_adapter(base: nn.Module, folder: str | Path) -> nn.Module:
-    """Put a PEFT adapter on its base model, in place: all of its weights, or an error.
+    """Put a PEFT adapter on its base model, in place, and return the PeftModel in eval mode.
 
-    Returns:
-        The PeftModel in eval mode; its `merge_and_unload()` is an ordinary model again.
-
-    Raises:
-        CheckpointError: If names differ; peft would warn, and leave an adapter without effect.
+    Raises CheckpointError if names differ; peft would warn and leave an adapter without effect.
     """
     import peft  # takes seconds
 
@@ -286,11 +281,7 @@ def load_adapter(base: nn.Module, folder: str | Path) -> nn.Module:
 
 
 def save(model: nn.Module, path: str | Path) -> None:
-    """Write a model's weights as safetensors, an atomic write; tied weights are written once.
-
-    Raises:
-        CheckpointError: On Windows, for the file that a loaded model is mapped to.
-    """
+    """Write a model's weights as safetensors, an atomic write; tied weights are written once."""
     try:
         with files.atomic_write(path) as part:
             safetensors.torch.save_model(model, part, metadata={"format": "pt"})

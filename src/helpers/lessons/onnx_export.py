@@ -30,8 +30,7 @@ def export(
 ) -> Path:
     """Write a model as an ONNX file whose batch and length are free; returns its path.
 
-    It is run and compared with its model before it is handed over: of ModernBERT, OPSET's file
-    fails, and an older opset is taken.
+    It is run and compared before it is handed over: if OPSET's file fails, an older one is taken.
 
     Args:
         model: On any device; its modes and its attention implementation are as before afterwards.

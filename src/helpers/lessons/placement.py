@@ -82,10 +82,7 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 def placed_by_accelerate(model: Any) -> dict[str, str]:
-    """Return where parts of a model compute (the part that gets the inputs comes first).
-
-    It is empty for an ordinary model. Of the others, accelerate moves the weights at each call.
-    """
+    """Return where the parts of a model that accelerate placed compute, the inputs' part first."""
     placed, spread = {}, getattr(model, "hf_device_map", None) or {}
     for root in (leaf for leaf in tree_leaves(model) if isinstance(leaf, nn.Module)):
         for name, module in root.named_modules():

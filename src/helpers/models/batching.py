@@ -54,10 +54,9 @@ def pad(tokenizer, encoded: Mapping[str, Sequence], rows: Iterable[int], tensors
 
 
 def batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Group positions of texts into batches of similar length, the longest texts first.
+    """Group positions of texts into batches of similar length and so many tokens with padding.
 
-    Each has at most so many tokens with its padding (a longer text has a batch of its own). It is
-    `fast_pipeline.batches`, for models in PyTorch too: no ONNX Runtime is loaded.
+    It is `fast_pipeline.batches` without ONNX Runtime. A longer text has a batch of its own.
     """
     order, groups = sorted(range(len(lengths)), key=lambda row: lengths[row]), []
     while order:

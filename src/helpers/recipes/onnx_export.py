@@ -88,8 +88,8 @@ def open_session(
 def run(session: onnxruntime.InferenceSession, encoding: Mapping) -> np.ndarray:
     """Return the first output for a tokenizer's answer; the file takes the inputs it declares."""
     names = [entry.name for entry in session.get_inputs()]
-    if "attention_mask" not in names:
-        raise ValueError("the file has no attention_mask: it would read the padding as text")
+    if "attention_mask" not in names or set(encoding) - {*INPUTS, *names}:
+        raise ValueError(f"the file takes {names}: it would ignore some of {list(encoding)}")
     given, feed = {"token_type_ids": np.zeros_like(encoding["input_ids"]), **encoding}, {}
     for name in names:  # decimal ids would be cut off in silence, hence the casting
         feed[name] = np.asarray(given[name]).astype(np.int64, casting="same_kind")

@@ -18,10 +18,7 @@ def within(table, megabytes: float, milliseconds: float, points: float):
 
 
 def choice_picture(table, megabytes: float, milliseconds: float, points: float) -> str:
-    """Draw all pipelines by time, accuracy and size, the fastest within limits in orange (HTML).
-
-    Those are named that no other one beats in both; a line joins them.
-    """
+    """Draw all pipelines by time, accuracy and size, the fastest within limits in orange (HTML)."""
     good, first = within(table, megabytes, milliseconds, points), table["accuracy"].iloc[0]
     chosen = None if good.empty else good["ms"].idxmin()
     fig, axes = plots.plt.subplots(figsize=(7.5, 3.8))
