@@ -75,9 +75,10 @@ def onnx_dynamic(
         ValueError: If nothing was replaced.
     """
     options = {"weight_type": _TYPES[weights], "per_channel": per_channel}
-    kinds = {node.op_type for node in onnx.load(source, load_external_data=False).graph.node}
-    operators = list(operators)
-    if not operators or set(operators) - set(OPERATORS) - (IntegerOpsRegistry.keys() & kinds):
+    operators, kinds = list(operators), set()
+    if others := set(operators) - set(OPERATORS):  # a small model's file is read with its weights
+        kinds = {node.op_type for node in onnx.load(source, load_external_data=False).graph.node}
+    if not operators or others - (IntegerOpsRegistry.keys() & kinds):
         raise ValueError(f"{Path(source).name} has no {operators} that can become int8")
     options["op_types_to_quantize"] = operators
     with quiet(), _regular(source) as whole, files.atomic_write(target) as part:
