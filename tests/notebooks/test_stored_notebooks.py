@@ -39,6 +39,7 @@ def _good():
             code(1, "import helpers\n\nimport torch"),
             code(2, "print(1)", _output("1\n")),
             code(3, "x = 1\nassert x == 1", _output("7 ms\n"), tags=[checks.IGNORE]),
+            code(4, "assert x", tags=[checks.IGNORE]),
         ],
     }
 
@@ -111,7 +112,7 @@ BAD_PAGE = {
     ),
     "magic": (_set(["cells", 2, "source"], "%time x"), "magic"),
     "shell": (_set(["cells", 2, "source"], "!pip install x"), "magic"),
-    "late_import": (_set(["cells", 2, "source"], "import json"), "imports stand"),
+    "late_import": (_set(["cells", 4, "source"], "import json"), "imports stand"),
     "helpers_not_first": (
         _set(["cells", 1, "source"], "import torch\nimport helpers"),
         "imported first",
