@@ -236,17 +236,6 @@ def test_case_31_position_ids(model, tmp_path, prefix):
     refused(path, "not in the model: ")
 
 
-def test_gamma_and_beta_of_old_files(model, tmp_path):
-    state = {
-        re.sub("(?<=LayerNorm.)weight", "gamma", re.sub("(?<=LayerNorm.)bias", "beta", name)): value
-        for name, value in prefixed(model.state_dict(), "bert.").items()
-    }
-    report = check(saved(state, tmp_path / "m.bin", legacy=True), model)
-    assert report.renamed["bert.embeddings.LayerNorm.gamma"] == "embeddings.LayerNorm.weight"
-    state["bert.embeddings.LayerNorm.weight"] = state["bert.embeddings.LayerNorm.gamma"]
-    refused(saved(state, tmp_path / "m.bin"), "embeddings.LayerNorm.weight twice")
-
-
 @pytest.mark.parametrize(
     ("value", "words"),
     [
@@ -634,16 +623,6 @@ def test_a_body_is_found_at_any_depth_of_the_model(model, tmp_path, prefix, arou
     bodies = [part for part in report.model.modules() if isinstance(part, BertModel)]
     same(bodies[0], model)
     assert all("classifier" in name or "more" in name for name in report.missing)
-
-
-def test_a_name_that_the_model_has_is_not_brought_up_to_date(tmp_path):
-    class Old(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.LayerNorm = nn.ParameterDict({"gamma": torch.ones(3), "beta": torch.zeros(3)})
-
-    wanted = Old()
-    check(saved(wanted.state_dict(), tmp_path / "m.pth"), wanted, Old)
 
 
 @pytest.fixture

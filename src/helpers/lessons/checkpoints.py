@@ -4,7 +4,6 @@ The fault to fear is silent success: a file that "loads" and leaves random weigh
 """
 
 import contextlib
-import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -122,7 +121,7 @@ def _match(state: Mapping, report: LoadReport, optional: Iterable[str]) -> dict[
     names = _rename(state, own, optional)
     for (old, value), name in zip(state.items(), names, strict=True):
         if name in given:
-            raise CheckpointError(f"the file gives {name} twice, by an old and a new name")
+            raise CheckpointError(f"the file gives {name} twice")
         if name not in own and _is_position_ids(name, value):
             report.notes.append(f"left out {old}, which newer versions compute")
             continue
@@ -140,10 +139,6 @@ def _is_position_ids(name: str, value: Any) -> bool:
 def _rename(names: Iterable[str], own: Iterable[str], optional: Iterable[str]) -> list[str]:
     """Find the model's names: without wrappers, and below the part that holds most of the file."""
     ours, theirs = dict(zip(unwrapped(own), own, strict=True)), unwrapped(names)
-    if not any(name.endswith("LayerNorm.gamma") for name in ours):  # of files by TensorFlow
-        now = {"gamma": "weight", "beta": "bias"}
-        old = re.compile(r"(?<=LayerNorm\.)(gamma|beta)$")
-        theirs = [old.sub(lambda found: now[found[0]], name) for name in theirs]
     leads = defaultdict(list)
     for name in ours:
         for lead, tail in _splits(name) if not _within(ours[name], optional) else ():
