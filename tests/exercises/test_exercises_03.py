@@ -31,8 +31,6 @@ def test_exercise_1(files, said):
     training = said(check_03_1, model.train())
     assert training.startswith("not quite, because the weights are right")
     assert said(check_03_1, model.eval()) == "correct"
-    model.embeddings.position_ids = model.embeddings.position_ids.flip(1)
-    assert "compare the buffers" in said(check_03_1, model)
     assert "not a dict" in said(check_03_1, state)
     assert "another model" in said(check_03_1, torch.nn.Linear(2, 2))
 
@@ -41,7 +39,7 @@ def test_exercise_2(files, said):
     state, model = torch.load(files[1]), tiny_bert()
     own, some, turned = model.state_dict(), {}, {}
     for old, value in state.items():
-        name = old.removeprefix("bert.").replace("gamma", "weight")
+        name = old.removeprefix("bert.")
         some[name] = value if value.shape == own[name].shape else value.T
         turned[name] = value.T if name.endswith(TURNED) else value
     model.load_state_dict(some)

@@ -170,8 +170,8 @@ def test_load_checkpoint_never_guesses(classifier, tmp_path):
     wrong = {f"other.{name}": value for name, value in state.items()}
     model = type(classifier)(classifier.config).train()
     with pytest.raises(RuntimeError, match="Missing key"):
-        load_checkpoint.load_strictly(model, wrong)
-    assert not load_checkpoint.load_strictly(model, state).training
+        load_checkpoint.load_weights(model, wrong)
+    assert not load_checkpoint.load_weights(model, state).training
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Checks for the exercises of notebook 03 (checkpoints), and the two files they are about."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from helpers.exercises import exercise
@@ -12,30 +13,33 @@ from torch import nn
 SEEDS = {1: 11, 2: 12}  # of the right model in each file
 
 
+def save_as_from_gpus(state: Mapping[str, torch.Tensor], path: str | Path) -> None:
+    """Write what a machine with two GPUs would: large tensors from cuda:1, others from cuda:0."""
+    tag = lambda storage: f"cuda:{int(storage.nbytes() > 1_000_000)}"  # noqa: E731
+    entry = (0, tag, lambda storage, location: None)
+    torch.serialization._package_registry.insert(0, entry)
+    torch.save(state, path)
+    torch.serialization._package_registry.remove(entry)
+
+
 def write_puzzles(folder: str | Path) -> list[Path]:
     """Write one.pth and two.pth into `folder`. Reading on here gives them away."""
     one, two = (tiny_bert(seed).state_dict() for seed in SEEDS.values())
     other = {name.replace("encoder.layer.", "encoder.blocks."): one[name] for name in one}
     old = {}
-    for name, value in two.items():
-        name = "bert." + name.replace("LayerNorm.weight", "LayerNorm.gamma")
-        old[name] = value.T.contiguous() if _is_linear(name) else value
+    for name, value in two.items():  # TensorFlow keeps a linear layer's matrix turned round
+        linear = re.search(r"(dense|query|key|value)\.weight$", name)
+        old[f"bert.{name}"] = value.T.contiguous() if linear else value
     paths = [Path(folder) / "one.pth", Path(folder) / "two.pth"]
     torch.save(other, paths[0])
     torch.save(old, paths[1])
     return paths
 
 
-def _is_linear(name: str) -> bool:
-    """Whether a weight is a linear layer's matrix, which TensorFlow keeps the other way round."""
-    return bool(re.search(r"(dense|query|key|value)\.weight$", name))
-
-
 def _fault(answer: nn.Module, number: int, hint: str) -> str | None:
     if not isinstance(answer, nn.Module):
         return f"the answer is the loaded model, not a {type(answer).__name__}"
-    model = tiny_bert(SEEDS[number])
-    right, got = model.state_dict(), answer.state_dict()
+    right, got = tiny_bert(SEEDS[number]).state_dict(), answer.state_dict()
     if got.keys() != right.keys():
         return "it is another model: build it with tiny_models.tiny_bert"
     differ = [name for name in right if not torch.equal(right[name], got[name])]
@@ -44,10 +48,6 @@ def _fault(answer: nn.Module, number: int, hint: str) -> str | None:
         return f"{share}, among them {differ[-1]}. {hint}"
     if answer.training:
         return "the weights are right, but the model is in training mode, so dropout is on"
-    ids = torch.arange(24).reshape(2, 12)
-    with torch.no_grad():
-        if not torch.equal(answer(ids)[0], model(ids)[0]):
-            return "all weights agree, but the outputs do not: compare the buffers as well"
     return None
 
 

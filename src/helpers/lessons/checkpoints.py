@@ -4,15 +4,12 @@ The fault to fear is silent success: a file that "loads" and leaves random weigh
 """
 
 import contextlib
-import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from helpers.core import files
-from helpers.core.quiet import quiet
 from helpers.lessons.checkpoint_files import (
     CheckpointError,
     common_prefix,
@@ -21,9 +18,8 @@ from helpers.lessons.checkpoint_files import (
     read_shards,
     weights_file,
 )
-from helpers.recipes.load_checkpoint import load_strictly, tied_names, unwrapped
+from helpers.recipes.load_checkpoint import unwrapped
 
-import safetensors.torch
 import torch
 from torch import nn
 
@@ -61,7 +57,7 @@ def load(
 ) -> LoadReport:
     """Build a model on the CPU and load the weights in a file into it: all of them, or an error.
 
-    They stay mapped to the file: replace it, as `save` does, but never write into it.
+    They stay mapped to the file, so never write into it.
 
     Args:
         path: The checkpoint; of a model in several files its folder or index.
@@ -125,7 +121,7 @@ def _match(state: Mapping, report: LoadReport, optional: Iterable[str]) -> dict[
     names = _rename(state, own, optional)
     for (old, value), name in zip(state.items(), names, strict=True):
         if name in given:
-            raise CheckpointError(f"the file gives {name} twice, by an old and a new name")
+            raise CheckpointError(f"the file gives {name} twice")
         if name not in own and _is_position_ids(name, value):
             report.notes.append(f"left out {old}, which newer versions compute")
             continue
@@ -143,10 +139,6 @@ def _is_position_ids(name: str, value: Any) -> bool:
 def _rename(names: Iterable[str], own: Iterable[str], optional: Iterable[str]) -> list[str]:
     """Find the model's names: without wrappers, and below the part that holds most of the file."""
     ours, theirs = dict(zip(unwrapped(own), own, strict=True)), unwrapped(names)
-    if not any(name.endswith("LayerNorm.gamma") for name in ours):  # of files by TensorFlow
-        now = {"gamma": "weight", "beta": "bias"}
-        old = re.compile(r"(?<=LayerNorm\.)(gamma|beta)$")
-        theirs = [old.sub(lambda found: now[found[0]], name) for name in theirs]
     leads = defaultdict(list)
     for name in ours:
         for lead, tail in _splits(name) if not _within(ours[name], optional) else ():
@@ -171,10 +163,18 @@ def _splits(name: str) -> list[tuple[str, str]]:
     return [("".join(f"{part}." for part in parts[:at]), ".".join(parts[at:])) for at in cuts]
 
 
+def _tied_names(model: nn.Module) -> dict[torch.Tensor, list[str]]:
+    """List all names of each weight: files often keep only one of them."""
+    names: dict[torch.Tensor, list[str]] = {}
+    for name, weight in model.state_dict(keep_vars=True).items():
+        names.setdefault(weight, []).append(name)
+    return names
+
+
 def _compare(given: Mapping, allow_missing: Iterable[str], report: LoadReport) -> list[str]:
     """Say what does not fit, and note what does."""
     misfits, own = [], report.model.state_dict()
-    for weight, names in tied_names(report.model).items():
+    for weight, names in _tied_names(report.model).items():
         found = [name for name in names if name in given]
         for name in found:
             misfits += _misfit(name, given[name], weight, report)
@@ -224,13 +224,26 @@ def _is_finite(value: torch.Tensor) -> bool:  # without a mask, a quarter as lar
 
 def _fill(given: dict[str, Any], build: Callable[[], nn.Module], report: LoadReport) -> None:
     """Give the model its weights; what is new comes from a model that is built as usual."""
+    model, used = report.model, set()
     if report.missing:
         fresh = build().state_dict()
         given |= {name: fresh[name] for name in report.missing}
-    values = {**dict(report.model.named_buffers()), **given}
+    values = {**dict(model.named_buffers()), **given}
     if empty := [name for name, value in values.items() if value.is_meta]:
         raise CheckpointError(f"{few(empty)} would stay on meta: build the model without meta")
-    load_strictly(report.model, given)
+    for weight, names in _tied_names(model).items():
+        first, *others = [given[name] for name in names if name in given]
+        if any(one.data_ptr() != first.data_ptr() and (one != first).any() for one in others):
+            raise ValueError(f"{', '.join(names)} are tied in the model, not in the file")
+        value = first.detach().to(weight.dtype).contiguous()
+        if value.untyped_storage().data_ptr() in used:
+            value = value.clone()  # or training would change both
+        used.add(value.untyped_storage().data_ptr())
+        if isinstance(weight, nn.Parameter):
+            value = nn.Parameter(value, weight.requires_grad)
+        given |= dict.fromkeys(names, value)
+    model.load_state_dict(given, assign=True)
+    model.eval()
 
 
 def load_optimizer(
@@ -262,29 +275,3 @@ def load_optimizer(
                 message = f"{name} of parameter {place} is {tuple(shape)}"
                 raise CheckpointError(f"{message} in the file, {tuple(parameter.shape)} here")
     optimizer.load_state_dict(found[0])
-
-
-def load_adapter(base: nn.Module, folder: str | Path) -> nn.Module:
-    """Put a PEFT adapter on its base model, in place, and return the PeftModel in eval mode.
-
-    Raises CheckpointError if names differ; peft would warn and leave an adapter without effect.
-    """
-    import peft  # takes seconds
-
-    state, _, _ = read_checked(Path(folder) / "adapter_model.safetensors", None, ())
-    with quiet():
-        model = peft.PeftModel.from_pretrained(base, folder)
-    if differ := peft.get_peft_model_state_dict(model).keys() ^ state.keys():
-        what = f"the adapter of {Path(folder).name} does not fit {type(base).__name__}"
-        raise CheckpointError(f"{what}: {few(sorted(differ))}. Load the base model anew")
-    return model.eval()
-
-
-def save(model: nn.Module, path: str | Path) -> None:
-    """Write a model's weights as safetensors, an atomic write; tied weights are written once."""
-    try:
-        with files.atomic_write(path) as part:
-            safetensors.torch.save_model(model, part, metadata={"format": "pt"})
-    except PermissionError as error:
-        what = f"{Path(path).name} cannot be replaced (on Windows: while a model is mapped to it)"
-        raise CheckpointError(f"{what}. Save under another name") from error

@@ -16,6 +16,7 @@ from torch import nn
 
 # What DataParallel, torch.compile, FSDP and activation checkpointing put into names.
 WRAPPERS = {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
+FLOATS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}  # may be converted
 
 
 def read_file(path: str | Path) -> Any:
@@ -51,63 +52,35 @@ def read_state(content: Any, key: str | None = None) -> Mapping[str, torch.Tenso
 
 
 def unwrapped(names: Iterable[str]) -> list[str]:
-    """Take wrappers out of names, where all names below the same module have them."""
-    paths, below = [name.split(".") for name in names], {}
-    for parts in paths:
-        for at, part in enumerate(parts):
-            below.setdefault(tuple(parts[:at]), set()).add(part)
-
-    def stays(parts: list[str], at: int) -> bool:
-        return parts[at] not in WRAPPERS or len(below[tuple(parts[:at])]) > 1
-
-    return [".".join(part for at, part in enumerate(p) if stays(p, at)) for p in paths]
+    """Take wrappers out of names, unless two names would become one."""
+    names = list(names)
+    short = [".".join(p for p in name.split(".") if p not in WRAPPERS) for name in names]
+    return short if len(set(short)) == len(names) else names
 
 
-def strip_wrappers(state: Mapping[str, torch.Tensor], model: nn.Module) -> dict[str, torch.Tensor]:
-    """Name weights as the model does, whichever of the two is wrapped, in whole or in part."""
-    own = list(model.state_dict())
-    names = dict(zip(unwrapped(own), own, strict=True))
+def load_weights(model: nn.Module, state: Mapping[str, torch.Tensor]) -> nn.Module:
+    """Fill a model with weights from a file, whatever wrapped either: all, or an error."""
+    own = model.state_dict(keep_vars=True)
+    names = dict(zip(unwrapped(own), own, strict=True))  # without wrappers -> in the model
     named = zip(unwrapped(state), state.values(), strict=True)
-    return {names.get(name, name): value for name, value in named}
-
-
-def tied_names(model: nn.Module) -> dict[torch.Tensor, list[str]]:
-    """List all names of each weight: files often keep only one of them."""
-    names: dict[torch.Tensor, list[str]] = {}
-    for name, weight in model.state_dict(keep_vars=True).items():
-        names.setdefault(weight, []).append(name)
-    return names
-
-
-def load_strictly(model: nn.Module, state: Mapping[str, torch.Tensor]) -> nn.Module:
-    """Fill a model with the file's tensors, in the model's dtypes, or raise; eval mode."""
-    filled, used = dict(state), set()
-    for weight, names in tied_names(model).items():
-        given = [state[name] for name in names if name in state]
-        if not given:
-            continue
-        if any(one.data_ptr() != given[0].data_ptr() and (one != given[0]).any() for one in given):
-            raise ValueError(f"{', '.join(names)} are tied in the model, not in the file")
-        kinds = {(one.is_floating_point(), one.itemsize == 1) for one in (weight, *given)}
-        if len(kinds) > 1 or (given[0].itemsize == 1 and given[0].dtype != weight.dtype):
-            raise TypeError(f"{names[0]} is {given[0].dtype} in the file, {weight.dtype} here")
-        value = given[0].detach().to(weight.dtype).contiguous()
-        if value.untyped_storage().data_ptr() in used:
-            value = value.clone()  # or training would change both
-        used.add(value.untyped_storage().data_ptr())
-        if isinstance(weight, nn.Parameter):
-            value = nn.Parameter(value, weight.requires_grad)
-        filled |= dict.fromkeys(names, value)
-    model.load_state_dict(filled, strict=True, assign=True)
-    return model.eval()
+    given = {names.get(name, name): value for name, value in named}
+    tied = {weight: given[name] for name, weight in own.items() if name in given}
+    given |= {n: tied[w] for n, w in own.items() if w in tied and n not in given}
+    for name in own.keys() & given.keys():
+        value, weight = given[name], own[name]
+        if value.dtype != weight.dtype and not {value.dtype, weight.dtype} <= FLOATS:
+            raise TypeError(f"{name} is {value.dtype} in the file, {weight.dtype} in the model")
+        if value is not tied[weight] and not torch.equal(value, tied[weight]):
+            raise ValueError(f"{name} and others are tied in the model, not in the file")
+    model.load_state_dict(given)  # strict: an error if a name is missing or left over
+    return model.eval()  # dropout off
 
 
 def load_checkpoint(
     path: str | Path, build: Callable[[], nn.Module], device: str = "cpu", key: str | None = None
 ) -> nn.Module:
-    """Build a model and load a checkpoint; on the CPU its weights stay mapped to the file."""
-    model = build()
-    return load_strictly(model, strip_wrappers(read_state(read_file(path), key), model)).to(device)
+    """Build a model on the CPU, load all weights of a file into it, and move it to a device."""
+    return load_weights(build(), read_state(read_file(path), key)).to(device)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -119,8 +92,6 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--key", help="where in the file the weights are, if in several places")
     parser.add_argument("--save", metavar="OUT.safetensors", help="write them without a pickle")
     given = parser.parse_args(argv)
-    if given.save and Path(given.save).resolve() == given.checkpoint.resolve():
-        parser.error("save to another file: the weights are mapped to this one")
     config = transformers.AutoConfig.from_pretrained(given.folder)
     kind = getattr(transformers, given.name)
     build = getattr(kind, "from_config", kind)  # automatic classes are not called
