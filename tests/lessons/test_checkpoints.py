@@ -236,6 +236,17 @@ def test_case_31_position_ids(model, tmp_path, prefix):
     refused(path, "not in the model: ")
 
 
+def test_gamma_and_beta_of_old_files(model, tmp_path):
+    state = {
+        re.sub("(?<=LayerNorm.)weight", "gamma", re.sub("(?<=LayerNorm.)bias", "beta", name)): value
+        for name, value in prefixed(model.state_dict(), "bert.").items()
+    }
+    report = check(saved(state, tmp_path / "m.bin", legacy=True), model)
+    assert report.renamed["bert.embeddings.LayerNorm.gamma"] == "embeddings.LayerNorm.weight"
+    state["bert.embeddings.LayerNorm.weight"] = state["bert.embeddings.LayerNorm.gamma"]
+    refused(saved(state, tmp_path / "m.bin"), "embeddings.LayerNorm.weight twice")
+
+
 @pytest.mark.parametrize(
     ("value", "words"),
     [
@@ -625,6 +636,16 @@ def test_a_body_is_found_at_any_depth_of_the_model(model, tmp_path, prefix, arou
     assert all("classifier" in name or "more" in name for name in report.missing)
 
 
+def test_a_name_that_the_model_has_is_not_brought_up_to_date(tmp_path):
+    class Old(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.LayerNorm = nn.ParameterDict({"gamma": torch.ones(3), "beta": torch.zeros(3)})
+
+    wanted = Old()
+    check(saved(wanted.state_dict(), tmp_path / "m.pth"), wanted, Old)
+
+
 @pytest.fixture
 def sharded(model, tmp_path):
     model.save_pretrained(tmp_path / "sharded", max_shard_size="40KB")
@@ -650,13 +671,23 @@ def test_a_model_in_several_files(model, sharded, tmp_path):
     refused(sharded, index.name, "corrupted")
 
 
-def test_an_adapter_is_named(tmp_path):
-    config = peft.LoraConfig(r=2, target_modules=["query", "value"])
-    peft.get_peft_model(base(), config).save_pretrained(tmp_path)
+def adapted(folder, rank=2):
+    config = peft.LoraConfig(r=rank, target_modules=["query", "value"], init_lora_weights=False)
+    net = peft.get_peft_model(base(), config)
+    net.save_pretrained(folder)
+    return net.eval()
+
+
+def test_an_adapter_is_named_and_loaded_on_its_base(model, tmp_path):
+    wanted = adapted(tmp_path)
     file = tmp_path / "adapter_model.safetensors"
     refused(file, "0 of whose 39", "PEFT adapter", "PeftModel.from_pretrained")
     refused(tmp_path, "PEFT adapter", "merge_and_unload")
     assert "PEFT adapter" in str(checkpoint_files.inspect(file))
+    same(checkpoints.load_adapter(base(), tmp_path).merge_and_unload(), wanted.merge_and_unload())
+    other = BertModel(BertConfig(**TINY | {"num_hidden_layers": 1}))
+    with pytest.raises(CheckpointError, match="does not fit BertModel: base_model"):
+        checkpoints.load_adapter(other, tmp_path)
 
 
 def lightning(model, optimizers):

@@ -4,12 +4,14 @@ The fault to fear is silent success: a file that "loads" and leaves random weigh
 """
 
 import contextlib
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from helpers.core.quiet import quiet
 from helpers.lessons.checkpoint_files import (
     CheckpointError,
     common_prefix,
@@ -121,7 +123,7 @@ def _match(state: Mapping, report: LoadReport, optional: Iterable[str]) -> dict[
     names = _rename(state, own, optional)
     for (old, value), name in zip(state.items(), names, strict=True):
         if name in given:
-            raise CheckpointError(f"the file gives {name} twice")
+            raise CheckpointError(f"the file gives {name} twice, by an old and a new name")
         if name not in own and _is_position_ids(name, value):
             report.notes.append(f"left out {old}, which newer versions compute")
             continue
@@ -139,6 +141,10 @@ def _is_position_ids(name: str, value: Any) -> bool:
 def _rename(names: Iterable[str], own: Iterable[str], optional: Iterable[str]) -> list[str]:
     """Find the model's names: without wrappers, and below the part that holds most of the file."""
     ours, theirs = dict(zip(unwrapped(own), own, strict=True)), unwrapped(names)
+    if not any(name.endswith("LayerNorm.gamma") for name in ours):  # of files by TensorFlow
+        now = {"gamma": "weight", "beta": "bias"}
+        old = re.compile(r"(?<=LayerNorm\.)(gamma|beta)$")
+        theirs = [old.sub(lambda found: now[found[0]], name) for name in theirs]
     leads = defaultdict(list)
     for name in ours:
         for lead, tail in _splits(name) if not _within(ours[name], optional) else ():
@@ -275,3 +281,19 @@ def load_optimizer(
                 message = f"{name} of parameter {place} is {tuple(shape)}"
                 raise CheckpointError(f"{message} in the file, {tuple(parameter.shape)} here")
     optimizer.load_state_dict(found[0])
+
+
+def load_adapter(base: nn.Module, folder: str | Path) -> nn.Module:
+    """Put a PEFT adapter on its base model, in place, and return the PeftModel in eval mode.
+
+    Raises CheckpointError if names differ; peft would warn and leave an adapter without effect.
+    """
+    import peft  # takes seconds
+
+    state, _, _ = read_checked(Path(folder) / "adapter_model.safetensors", None, ())
+    with quiet():
+        model = peft.PeftModel.from_pretrained(base, folder)
+    if differ := peft.get_peft_model_state_dict(model).keys() ^ state.keys():
+        what = f"the adapter of {Path(folder).name} does not fit {type(base).__name__}"
+        raise CheckpointError(f"{what}: {few(sorted(differ))}. Load the base model anew")
+    return model.eval()
