@@ -4,11 +4,10 @@ Notebook 04 teaches it; notebooks 05 and 08 use it. Opening and running a file i
 onnx_inference, which needs no torch.
 """
 
-import math
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from helpers.core.quiet import quiet
 from helpers.lessons import onnx_inference
@@ -16,7 +15,6 @@ from helpers.models import batching, inspection
 from helpers.recipes.onnx_export import INPUTS, OLDER, OPSET, example_inputs, to_program
 
 import numpy as np
-import pandas as pd
 import torch
 from transformers import PreTrainedModel
 
@@ -25,9 +23,7 @@ SINGLE_FILE = 100_000_000  # bytes of weights from which they lie in a second, m
 TOLERANCE = 1e-4
 
 
-def export(
-    model: PreTrainedModel, path: str | Path, inputs: Mapping | None = None, compare: bool = True
-) -> Path:
+def export(model: PreTrainedModel, path: str | Path, inputs: Mapping | None = None) -> Path:
     """Write a model as an ONNX file whose batch and length are free; returns its path.
 
     It is run and compared before it is handed over: if OPSET's file fails, an older one is taken.
@@ -36,7 +32,6 @@ def export(
         model: On any device; its modes and its attention implementation are as before afterwards.
         path: Of the .onnx file; large weights lie in a second file beside it.
         inputs: An example, by name: (batch >= 2, length >= 8). By default it is made up.
-        compare: False saves the memory for a second copy of the weights; then call `parity`.
 
     Raises:
         TypeError: For a wrapper, whose `forward` has other inputs than the model inside.
@@ -56,7 +51,7 @@ def export(
         try:
             for opset in (OPSET, OLDER):
                 _write(to_program(model, example, opset=opset, optimize=False), draft, model)
-                if not (fault := _fault(model, draft) if compare else None):
+                if not (fault := _fault(model, draft)):
                     break
             else:
                 name = type(model).__name__
@@ -78,7 +73,9 @@ def _fault(model: PreTrainedModel, path: Path) -> Exception | None:
     except Exception as error:  # ONNX Runtime's kinds have no common base
         return error
     rounding = 0.1 if model.dtype.itemsize < 4 else 10 * TOLERANCE
-    return None if found.difference < rounding else ArithmeticError(str(found))
+    if found.difference < rounding:
+        return None
+    return ArithmeticError(f"largest difference {found.difference:.1e}")
 
 
 def _require_plain(model: PreTrainedModel) -> None:
@@ -96,9 +93,6 @@ def _require_plain(model: PreTrainedModel) -> None:
 def _write(program: torch.onnx.ONNXProgram, path: Path, model: PreTrainedModel) -> None:
     """Write a program's files; large weights into a second one."""
     program.optimize()
-    limit = inspection.max_input_length(model)
-    if limit < math.inf:
-        program.model.metadata_props["max_length"] = str(limit)
     graph = program.model.graph
     names = ("logits", "last_hidden_state", "pooler_output")  # not what lies between the layers
     graph.outputs[:] = [value for value in graph.outputs if value.name.endswith(names)]
@@ -109,11 +103,9 @@ def _write(program: torch.onnx.ONNXProgram, path: Path, model: PreTrainedModel) 
     program.save(path, external_data=weights > SINGLE_FILE)
 
 
-@dataclass(frozen=True)
-class Parity:
-    """How far a session's outputs are from the model's, for each shape of a batch."""
+class Parity(NamedTuple):
+    """How far a session's outputs are from the model's."""
 
-    table: pd.DataFrame
     difference: float  # the largest of all; NaN if one is
     agreement: float  # the smallest share of the same labels; NaN if it is no classifier
 
@@ -121,13 +113,6 @@ class Parity:
     def ok(self) -> bool:
         """Whether nothing differs by more than `TOLERANCE` and no label changes."""
         return self.difference <= TOLERANCE and not self.agreement < 1
-
-    def __str__(self) -> str:
-        text = f"largest difference {self.difference:.1e} ({TOLERANCE:.0e} is what rounding in "
-        text += "float32 may do)"
-        if not np.isnan(self.agreement):
-            text += f", labels agree on at least {self.agreement:.1%}"
-        return text
 
 
 def parity(
@@ -153,11 +138,9 @@ def parity(
             inputs = batching.two_segments(batch, length, model.config.vocab_size, rng)
             if getattr(model.config, "type_vocab_size", 2) < 2:
                 inputs["token_type_ids"][:] = 0  # RoBERTa knows only one kind
-            rows.append((batch, length, *_apart(model, session, inputs)))
-    columns = ["batch", "length", "largest difference", "same label"]
-    table = pd.DataFrame(rows, columns=columns)
-    largest = float(table["largest difference"].max(skipna=False))
-    return Parity(table, largest, float(table["same label"].min()))
+            rows.append(_apart(model, session, inputs))
+    differences, agreements = zip(*rows, strict=True)
+    return Parity(float(np.max(differences)), float(np.min(agreements)))
 
 
 def _apart(model: PreTrainedModel, session, inputs: dict) -> tuple[float, float]:
