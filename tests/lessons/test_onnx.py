@@ -243,6 +243,12 @@ def test_a_file_of_another_time_or_tool_says_so(exported, path, change, said):
     assert len(str(caught.value)) < 400
 
 
+def test_a_damaged_file_says_so(exported, path):
+    path.write_bytes(exported.read_bytes()[:-500])
+    with pytest.raises(RuntimeError, match="no ONNX file, or its download was cut short"):
+        onnx_inference.session(path)
+
+
 @pytest.mark.parametrize("name", ["token_type_idss", "position_ids"])
 def test_names_that_nobody_knows_are_refused(model, session, path, name):
     with pytest.raises(ValueError, match=name):
@@ -470,6 +476,13 @@ def test_a_file_runs_where_torch_cannot_be_imported(exported, run_python):
         print(onnx_inference.run(onnx_inference.session(sys.argv[1]), inputs).shape)
     """
     assert run_python(code, exported).stdout.strip() == "(1, 3)"
+
+
+def test_more_tokens_than_the_model_reads_are_refused_with_the_limit(session):
+    """ONNX Runtime's own error names a node and two shapes."""
+    ids = np.ones((1, 600), np.int64)
+    with pytest.raises(ValueError, match="600 tokens, but the model reads 512"):
+        onnx_inference.run(session, {"input_ids": ids, "attention_mask": ids})
 
 
 def test_pairs_without_segment_ids_are_not_read_in_silence(new, tmp_path):

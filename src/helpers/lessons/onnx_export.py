@@ -4,6 +4,7 @@ Notebook 04 teaches it; notebooks 05 and 08 use it. Opening and running a file i
 onnx_inference, which needs no torch.
 """
 
+import math
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -93,6 +94,9 @@ def _require_plain(model: PreTrainedModel) -> None:
 def _write(program: torch.onnx.ONNXProgram, path: Path, model: PreTrainedModel) -> None:
     """Write a program's files; large weights into a second one."""
     program.optimize()
+    limit = inspection.max_input_length(model)
+    if limit < math.inf:
+        program.model.metadata_props["max_length"] = str(limit)
     graph = program.model.graph
     names = ("logits", "last_hidden_state", "pooler_output")  # not what lies between the layers
     graph.outputs[:] = [value for value in graph.outputs if value.name.endswith(names)]

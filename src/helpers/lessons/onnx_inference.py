@@ -42,7 +42,8 @@ def feed(session: onnxruntime.InferenceSession, inputs: Mapping) -> dict[str, np
     Raises:
         TypeError: For numbers that are not integers.
         ValueError: For a missing input or an unknown one, padding where the file takes no mask,
-            negative numbers, and shapes that differ (they would be broadcast).
+            negative numbers, shapes that differ (they would be broadcast), and more tokens than the
+            model reads, if `onnx_export.export` wrote the file.
     """
     names = [entry.name for entry in session.get_inputs()]
     dropped = batching.EXTRAS | {"attention_mask", "token_type_ids"}
@@ -66,6 +67,11 @@ def feed(session: onnxruntime.InferenceSession, inputs: Mapping) -> dict[str, np
     if "token_type_ids" not in made and np.any(np.asarray(inputs.get("token_type_ids", 0))):
         message = "the file has no token_type_ids: both texts of a pair count as the first"
         warnings.warn(f"{message} (right for DistilBERT, wrong for a BERT)", stacklevel=2)
+    limit = session.get_modelmeta().custom_metadata_map.get("max_length", "")
+    limit = int(limit) if limit.isdigit() else 10**9
+    longest = max((array.shape[-1] for array in made.values() if array.ndim), default=0)
+    if longest > limit:
+        raise ValueError(f"{longest} tokens, but the model reads {limit}: cut with max_length")
     shapes = {name: array.shape for name, array in made.items()}
     if len(set(shapes.values())) > 1:
         raise ValueError(f"shapes differ: {shapes}")

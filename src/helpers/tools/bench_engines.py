@@ -108,16 +108,18 @@ def engines(quick: bool) -> Part:
     """
     names = ["classifier"] if quick else ["classifier", "bert-base"]
     shapes = [(8, 16)] if quick else [(b, n) for b in (1, 8) for n in (16, 128, 512)]
-    rows = []
+    rows, ratios = [], {}
     with tempfile.TemporaryDirectory() as folder:
         for name in names:
             path = _exported(name, folder)
             for batch, length in shapes:
-                rows.append(_race(name, path, batch, length, passes=1 if quick else 2))
-    table = pandas.DataFrame(rows).set_index("batch")
-    worst = {"onnx_over_torch_worst": table["onnx / best torch"].max()}
-    worst["onnx_over_bfloat16_worst"] = table["onnx / bfloat16"].max()
-    return Part(table, rounded(worst, 3))
+                row = _race(name, path, batch, length, passes=1 if quick else 2)
+                rows.append(row)
+                key = f"onnx_over_torch_{name}_{batch}x{length}".replace("-", "_")
+                ratios[key] = row["onnx / best torch"]
+    ratios["onnx_over_torch_worst"] = max(ratios.values())
+    ratios["onnx_over_bfloat16_worst"] = max(row["onnx / bfloat16"] for row in rows)
+    return Part(pandas.DataFrame(rows).set_index("batch"), rounded(ratios, 3))
 
 
 def _torch_format(way: str):
