@@ -1,6 +1,7 @@
 """int8 models: what became of every byte, what they cannot do, files with equal logits."""
 
 import collections
+import functools
 import sys
 import warnings
 
@@ -17,7 +18,12 @@ from onnxruntime.quantization import quantize_dynamic
 from peft import LoraConfig, get_peft_model
 from transformers import BertForMaskedLM, BertForSequenceClassification
 
-WAYS = tuple(quantize_torch.WAYS)
+WAYS = {
+    "torch_dynamic": quantize_torch.torch_dynamic,
+    "torch_per_channel": functools.partial(quantize_torch.torch_dynamic, per_channel=True),
+    "torchao_weights": quantize_torch.torchao_int8,
+    "torchao_dynamic": functools.partial(quantize_torch.torchao_int8, activations=True),
+}
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +69,7 @@ def model(new):
 
 @pytest.fixture(scope="module")
 def reports(model):
-    return {way: make(model) for way, make in quantize_torch.WAYS.items()}
+    return {way: make(model) for way, make in WAYS.items()}
 
 
 @pytest.fixture(scope="module")
@@ -83,23 +89,15 @@ def close(got, expected):
     return 0 < np.abs(got - expected).max() < 0.25 * np.asarray(expected).std(axis=0).max()
 
 
-def static(source, target, **options):
-    feeds = [batch(seed=seed) for seed in range(1, 9)]
-    return quantize_onnx.onnx_static(source, target, feeds, **options)
-
-
-BOTH = pytest.mark.parametrize("quantize", [quantize_onnx.onnx_dynamic, static])
-
-
 NARROW = {"reduced_range": True}
-SETTINGS = [(static, {}), (static, NARROW)]
+SETTINGS = []
 for changes in ({}, NARROW, {"per_channel": False}):
-    SETTINGS += [(quantize_onnx.onnx_dynamic, changes | {"weights": w}) for w in ("int8", "uint8")]
+    SETTINGS += [changes | {"weights": w} for w in ("int8", "uint8")]
 
 
-@pytest.mark.parametrize(("quantize", "changes"), SETTINGS)
-def test_case_59_types_and_ranges_agree_here(model, written, tmp_path, quantize, changes):
-    report = quantize(written, tmp_path / "int8.onnx", **changes)
+@pytest.mark.parametrize("changes", SETTINGS)
+def test_case_59_types_and_ranges_agree_here(model, written, tmp_path, changes):
+    report = quantize_onnx.onnx_dynamic(written, tmp_path / "int8.onnx", **changes)
     expected, got = logits(model).numpy(), answers(report.path)
     agreement = (got.argmax(-1) == expected.argmax(-1)).mean()
     off = np.abs(got - expected).max()
@@ -161,10 +159,9 @@ def test_case_65_groups_of_a_file_are_the_models(model, tmp_path, monkeypatch, o
     assert report.before["other"] < 0.05 * sum(report.before.values())
 
 
-@BOTH
-def test_case_65_groups_of_a_file_add_up_to_its_size(large, tmp_path, quantize):
+def test_case_65_groups_of_a_file_add_up_to_its_size(large, tmp_path):
     """Without its stored numbers a file is the graph; the difference is what was counted."""
-    report = quantize(large, tmp_path / "int8.onnx")
+    report = quantize_onnx.onnx_dynamic(large, tmp_path / "int8.onnx")
     for path, groups in ((large, report.before), (report.path, report.after)):
         file = onnx_package.load(path)
         for tensor in file.graph.initializer:
@@ -199,15 +196,17 @@ def test_the_quantizers_default_would_write_a_file_that_cannot_be_opened(written
     assert answers(report.path).shape == (8, 3)
 
 
-@BOTH
-def test_case_65_nothing_to_replace_in_a_file_keeps_the_target(written, tmp_path, quantize):
+def test_case_65_nothing_to_replace_in_a_file_keeps_the_target(written, tmp_path):
     """An int8 file has nothing left to replace: the quantizer writes its copy without a word."""
-    done = quantize(written, tmp_path / "int8.onnx")
+    done = quantize_onnx.onnx_dynamic(written, tmp_path / "int8.onnx")
     (tmp_path / "again.onnx").write_text("old")
-    with pytest.raises(ValueError, match=r"no weight of int8\.onnx was quantized.*int8 already"):
+    with pytest.raises(ValueError, match=r"no weight of .*int8\.onnx became int8"):
         quantize_onnx.onnx_dynamic(done.path, tmp_path / "again.onnx")
     assert names(tmp_path) == ["again.onnx", "int8.onnx"]
     assert (tmp_path / "again.onnx").read_text() == "old"
+    with quiet.quiet(), pytest.raises(ValueError, match="or is int8"):
+        int8.quantize(done.path, tmp_path / "recipe.onnx")
+    assert not (tmp_path / "recipe.onnx").exists()
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -215,7 +214,7 @@ def test_case_61_logits_are_near_float32(model, reports, way):
     before = {name: value.clone() for name, value in model.state_dict().items()}
     assert close(logits(reports[way].model).numpy(), logits(model).numpy())
     assert len(reports[way].replaced) == 14
-    quantize_torch.WAYS[way](model)
+    WAYS[way](model)
     assert not inspection.int8_modules(model)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(parameter.requires_grad for parameter in model.parameters())
@@ -226,7 +225,7 @@ def test_case_61_logits_are_near_float32(model, reports, way):
 def test_case_65_groups_of_a_module_are_its_weights(new, way, kind):
     """Also where the output layer shares the table: one before, a table and a matrix after."""
     model = new(kind, vocabulary=20_000)
-    report = quantize_torch.WAYS[way](model)
+    report = WAYS[way](model)
     assert sum(report.before.values()) == sum(parameter.nbytes for parameter in model.parameters())
     tables = sum(m.weight.nbytes for m in model.modules() if isinstance(m, torch.nn.Embedding))
     assert report.after["embeddings"] == report.before["embeddings"] == tables
@@ -244,31 +243,19 @@ NOTHING = [("torch_dynamic", Linear2(8, 8)), *((way, torch.nn.Embedding(10, 8)) 
 @pytest.mark.parametrize(("way", "layer"), NOTHING)
 def test_case_65_nothing_to_replace_is_an_error(way, layer):
     with pytest.raises(ValueError, match="nothing was quantized"):
-        quantize_torch.WAYS[way](torch.nn.Sequential(layer))
+        WAYS[way](torch.nn.Sequential(layer))
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_an_int8_model_is_not_quantized_again(reports, way):
     with pytest.raises((ValueError, NotImplementedError), match=r"float is replaced|Int8Tensor"):
-        quantize_torch.WAYS[way](reports[way].model)
+        WAYS[way](reports[way].model)
 
 
-REFUSED = {"cuda": "CPU only", "training": "int8 weights get no gradient"}
-REFUSED |= {"export": "export the float model, then use onnx_dynamic"}
-
-
-@pytest.mark.parametrize("use", REFUSED)
 @pytest.mark.parametrize("way", WAYS)
-def test_case_64_what_int8_cannot_do_is_refused(model, reports, tmp_path, way, use):
-    quantize_torch.check_use(model, use)
-    if use == "cuda" and way != "torch_dynamic":
-        quantize_torch.check_use(reports[way].model, use)  # torchao has kernels there
-        return
-    with pytest.raises(RuntimeError, match=f"14 modules of this model are int8: .*{REFUSED[use]}"):
-        quantize_torch.check_use(reports[way].model, use)
-    if use == "export":
-        with pytest.raises(ValueError, match="export the float model"):
-            onnx_export.export(reports[way].model, tmp_path / "model.onnx")
+def test_case_64_an_int8_model_is_not_exported(reports, tmp_path, way):
+    with pytest.raises(ValueError, match="export the float model"):
+        onnx_export.export(reports[way].model, tmp_path / "model.onnx")
     assert not names(tmp_path)
 
 
@@ -285,7 +272,6 @@ def backward(model):
 
 def test_case_69_adapters_on_int8_weights_get_gradients(model):
     wrapped = adapted(quantize_torch.torchao_int8(model).model)
-    quantize_torch.check_use(wrapped, "training")
     backward(wrapped)
     for name, parameter in wrapped.named_parameters():
         reached = parameter.grad is not None and bool(parameter.grad.abs().sum() > 0)
@@ -294,8 +280,6 @@ def test_case_69_adapters_on_int8_weights_get_gradients(model):
 
 def test_case_69_adapters_below_int8_activations_are_refused(model):
     wrapped = adapted(quantize_torch.torchao_int8(model, activations=True).model)
-    with pytest.raises(RuntimeError, match="with float activations"):
-        quantize_torch.check_use(wrapped, "training")
     with pytest.raises(RuntimeError, match="does not require grad"):
         backward(wrapped)
 
@@ -304,7 +288,7 @@ def test_case_69_adapters_below_int8_activations_are_refused(model):
 def test_case_69_a_training_around_int8_layers_raises(model, way):
     """It would go on without them: embeddings and norms have gradients of their own."""
     with pytest.raises(RuntimeError, match="does not require grad"):
-        backward(quantize_torch.WAYS[way](model).model)
+        backward(WAYS[way](model).model)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -314,51 +298,29 @@ def test_case_62_the_usual_way_of_saving_stores_no_weights(reports, tmp_path, wa
     assert names(tmp_path) == ["config.json"]
 
 
-@pytest.mark.parametrize("kind", [BertForSequenceClassification, BertForMaskedLM])
 @pytest.mark.parametrize("way", WAYS)
-def test_case_62_equal_logits_after_saving(new, tmp_path, way, kind):
-    report = quantize_torch.WAYS[way](new(kind))
-    quantize_torch.save(report.model, tmp_path / "kept.pt")
-    assert (tmp_path / "kept.pt").stat().st_size < 0.75 * sum(report.before.values())
-    again = quantize_torch.load(tmp_path / "kept.pt")
-    quantize_torch.save(again, tmp_path / "kept.pt")
-    again = quantize_torch.load(tmp_path / "kept.pt")
-    assert type(again) is kind
-    assert not any(module.training for module in again.modules())
-    assert sorted(inspection.int8_modules(again)) == list(report.replaced)
-    assert torch.equal(logits(again), logits(report.model))
+def test_case_62_equal_logits_after_loading_into_int8(new, reports, tmp_path, way):
+    torch.save(reports[way].model.state_dict(), tmp_path / "int8.pth")
+    again = WAYS[way](type(new())(new().config)).model
+    with quiet.quiet():  # torch remarks on how it stored its own packed weights
+        state = torch.load(tmp_path / "int8.pth", weights_only=True)
+    again.load_state_dict(state, assign="torchao" in way)
+    assert torch.equal(logits(again), logits(reports[way].model))
 
 
 @pytest.mark.slow
-def test_case_67_a_fresh_process_warns_of_nothing(reports, written, tmp_path, run_python):
-    """Torch would say something of deprecation; and what was saved gives equal logits there."""
+def test_case_67_a_fresh_process_warns_of_nothing(written, tmp_path, run_python):
+    """Torch would say something of deprecation."""
     code = """
         import sys, warnings
-        from pathlib import Path
         from helpers.lessons import quantize_onnx, quantize_torch
-        import numpy as np, torch
-        folder, source = map(Path, sys.argv[1:])
-        batch = dict(np.load(folder / "feed.npz"))
-        feed = {name: torch.from_numpy(array) for name, array in batch.items()}
+        import torch
         warnings.simplefilter("error")
-        for way, make in quantize_torch.WAYS.items():
-            model = quantize_torch.load(folder / way)
-            with torch.inference_mode():
-                np.save(folder / f"{way}.npy", model(**feed)[0].numpy())
-            report = make(type(model)(model.config).eval())
-            report.model(**feed)
-            quantize_torch.save(report.model, folder / way)
-        quantize_onnx.onnx_dynamic(source, folder / "int8.onnx")
-        quantize_onnx.onnx_static(source, folder / "static.onnx", [batch])
+        quantize_torch.torch_dynamic(torch.nn.Sequential(torch.nn.Linear(8, 8)), per_channel=True)
+        quantize_torch.torchao_int8(torch.nn.Sequential(torch.nn.Linear(8, 8)))
+        quantize_onnx.onnx_dynamic(sys.argv[1], sys.argv[2])
     """
-    np.savez(tmp_path / "feed.npz", **batch())
-    for way, report in reports.items():
-        quantize_torch.save(report.model, tmp_path / way)
-    # As many threads as here: with another number, sums of floats are taken in another order.
-    threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}
-    assert run_python(code, tmp_path, written, **threads).stdout == ""
-    for way, report in reports.items():
-        assert np.array_equal(np.load(tmp_path / f"{way}.npy"), logits(report.model).numpy())
+    assert run_python(code, written, tmp_path / "int8.onnx").stdout == ""
 
 
 def test_case_62_a_state_in_a_float_model_is_lost(model, reports):
@@ -374,21 +336,3 @@ def test_case_62_a_state_in_a_float_model_is_lost(model, reports):
     for way in ("torchao_weights", "torchao_dynamic"):
         with pytest.raises(RuntimeError, match=r"query\.weight"):
             fresh.load_state_dict(reports[way].model.state_dict())
-
-
-def test_case_62_a_save_that_fails_leaves_the_old_file(new, reports, tmp_path, monkeypatch):
-    def interrupted(state, path):
-        path.write_bytes(b"half")
-        raise KeyboardInterrupt
-
-    old, path = reports["torchao_weights"].model, tmp_path / "kept.pt"
-    quantize_torch.save(old, path)
-    odd = new()  # its config does not tell of this:
-    odd.bert.encoder.layer[1].intermediate.intermediate_act_fn = torch.nn.ReLU()
-    with pytest.raises(RuntimeError, match="gives other logits than the model"):
-        quantize_torch.save(quantize_torch.torch_dynamic(odd).model, path)
-    monkeypatch.setattr(torch, "save", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        quantize_torch.save(reports["torch_dynamic"].model, path)
-    assert names(tmp_path) == ["kept.pt"]
-    assert torch.equal(logits(quantize_torch.load(path)), logits(old))

@@ -218,7 +218,6 @@ def test_int8_compares_in_pairs():
     assert (found["only before right"], found["only after right"]) == (1, 1)
     assert found["accuracy before"] == found["accuracy after"]
     assert found["same answer"] == pytest.approx(1 / 3)
-    assert found["largest logit difference"] == 2
 
 
 def test_the_soft_loss_is_its_formula():

@@ -8,16 +8,15 @@ import contextlib
 import math
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from helpers.core import files
 from helpers.core.quiet import quiet
 from helpers.lessons.device_errors import known
-from helpers.recipes.int8 import OPERATORS, quantize
+from helpers.recipes.int8 import OPERATORS, int8_weights, quantize
 
-import numpy as np
 import onnx
 from onnxruntime import quantization
 from onnxruntime.quantization.registry import IntegerOpsRegistry
@@ -83,34 +82,9 @@ def onnx_dynamic(
     options["op_types_to_quantize"] = operators
     with quiet(), _regular(source) as whole, files.atomic_write(target) as part:
         quantize(whole, part, reduced_range, **options)
-        return _report(whole, part, Path(target))
-
-
-def onnx_static(
-    source: str | Path,
-    target: str | Path,
-    feeds: Iterable[Mapping],
-    *,
-    reduced_range: bool = False,
-) -> QuantizationReport:
-    """Write an ONNX file (QDQ format) whose activations have fixed scales as well.
-
-    `feeds` are some dozens of batches to calibrate with (arrays by name, as the session takes
-    them), of texts that are *not* the test set. Weights and activations are int8, the rest is as
-    in `onnx_dynamic`.
-    """
-    arrays = ({name: np.asarray(array) for name, array in feed.items()} for feed in feeds)
-
-    class Reader(quantization.CalibrationDataReader):
-        def get_next(self):
-            return next(arrays, None)
-
-    options = {"weight_type": _TYPES["int8"], "activation_type": _TYPES["int8"]}
-    options |= {"per_channel": True, "reduce_range": reduced_range}
-    options["op_types_to_quantize"] = OPERATORS
-    with quiet(), _regular(source) as whole, files.atomic_write(target) as part:
-        quantization.quantize_static(str(whole), str(part), Reader(), **options)
-        return _report(whole, part, Path(target))
+        names = int8_weights(part) - int8_weights(whole)
+        before, after = _weights(whole), _weights(part)
+        return QuantizationReport(tuple(sorted(names)), before, after, path=Path(target))
 
 
 @contextlib.contextmanager
@@ -129,29 +103,11 @@ def _regular(source: str | Path) -> Iterator[Path]:
             raise FileNotFoundError(known(str(error)) or str(error)) from error
 
 
-def _report(source: str | Path, made: Path, target: Path) -> QuantizationReport:
-    before, old = _weights(source)
-    after, new = _weights(made)
-    if not new - old:
-        raise ValueError(
-            f"no weight of {Path(source).name} was quantized: it has none of the operators asked "
-            "for, or is int8 already"
-        )
-    return QuantizationReport(tuple(sorted(new - old)), before, after, path=target)
-
-
-def _weights(path: str | Path) -> tuple[dict[str, int], set[str]]:
-    """The bytes that a file stores by group, and the names of its matrices of 8-bit integers.
-
-    Embeddings are what is looked up, also after it was restored from int8; linear are the other
-    matrices.
-    """
+def _weights(path: str | Path) -> dict[str, int]:
+    """The bytes that a file stores by group: embeddings are looked up, linear other matrices."""
     graph = onnx.load(path, load_external_data=False).graph
     tables = {node.input[0] for node in graph.node if node.op_type == "Gather"}
-    restored = [node for node in graph.node if node.op_type == "DequantizeLinear"]
-    tables |= {node.input[0] for node in restored if node.output[0] in tables}
     groups = {"embeddings": 0, "linear": 0, "other": 0}
-    eight = set()
     for tensor in graph.initializer:
         dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
         matrix = len(tensor.dims) == 2 and dtype.itemsize <= 4
@@ -159,6 +115,4 @@ def _weights(path: str | Path) -> tuple[dict[str, int], set[str]]:
         if tensor.name in tables:
             group = "embeddings"
         groups[group] += math.prod(tensor.dims) * dtype.itemsize
-        if matrix and dtype in (np.int8, np.uint8):
-            eight.add(tensor.name)
-    return groups, eight
+    return groups

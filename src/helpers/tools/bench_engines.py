@@ -15,7 +15,6 @@ import pandas
 
 INT8 = {  # options of quantize_onnx.onnx_dynamic
     "ONNX Runtime, int8": {},
-    "ONNX Runtime, int8, products only": {"operators": ("MatMul", "Gemm")},
     "ONNX Runtime, int8, one scale a matrix": {"per_channel": False},
     "ONNX Runtime, int8, reduced range": {"reduced_range": True},
     "ONNX Runtime, uint8": {"weights": "uint8"},
@@ -24,6 +23,7 @@ TORCH = (
     "PyTorch, float32",
     "PyTorch, bfloat16",
     "torch dynamic",
+    "torch dynamic, per channel",
     "torchao, weights only",
     "torchao, activations too",
 )
@@ -133,8 +133,8 @@ def _torch_format(way: str):
     import torch
 
     model = sentiment.teacher()
-    if way == "torch dynamic":
-        report = quantize_torch.torch_dynamic(model)
+    if way.startswith("torch dynamic"):
+        report = quantize_torch.torch_dynamic(model, per_channel=way.endswith("channel"))
     elif way.startswith("torchao"):
         report = quantize_torch.torchao_int8(model, activations=way.endswith("too"))
     else:
@@ -203,17 +203,16 @@ def _format_row(name: str, extra: dict, ratio, labels: list[int], reference: lis
 def quantization(quick: bool) -> Part:
     """Measure the classifier in all number formats: speed, bytes, accuracy against float32.
 
-    Points are means over `ORDERS` orders of the snippets, `worst` and `best` those of single
-    orders. Two threads each. BERT-base is exported and quantized as well, for its bytes. A quick
-    run takes two formats, 200 of the snippets and no BERT-base.
+    Points are means over `ORDERS` orders of the snippets, `worst` and `best` those of one order.
+    BERT-base's bytes are counted. A quick run: three formats, 200 snippets and no BERT-base.
     """
     from helpers.lessons import sentiment
     from helpers.lessons.quantize_onnx import onnx_dynamic
 
     test = sentiment.sentences("test").sample(frac=1, random_state=0)
     test = test[:200] if quick else test
-    exact, fast = "ONNX Runtime, float32", "ONNX Runtime, int8"
-    names = [exact, fast] if quick else [exact, *INT8, *TORCH]
+    exact, fast, torch_int8 = "ONNX Runtime, float32", "ONNX Runtime, int8", TORCH[3]
+    names = [exact, fast, torch_int8] if quick else [exact, *INT8, *TORCH]
     every = test["text"].tolist()
     texts = every[: 64 if quick else 512]
     ratios = {}
@@ -241,5 +240,6 @@ def quantization(quick: bool) -> Part:
     table = pandas.DataFrame(rows).set_index("format")
     ratios["int8_over_float32"] = table.loc[fast, "times as fast"]
     ratios["int8_points"] = table.loc[fast, "points"]
+    ratios["torch_per_channel_points"] = table.loc[torch_int8, "points"]
     ratios["int8_bytes_over_float32"] = table.loc[fast, "MB"] / table.loc[exact, "MB"]
     return Part(table, rounded(ratios))

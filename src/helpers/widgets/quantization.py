@@ -11,7 +11,7 @@ import numpy
 def quantization_picture(
     weights: numpy.ndarray, bits: int, symmetric: bool, per_channel: bool
 ) -> str:
-    """Return a histogram of a matrix (out, in), with the levels of `affine` and its errors (HTML).
+    """Return the histogram of a matrix (out, in) without its outliers, with levels, as HTML.
 
     With one scale for each row, it shows the row whose range is the median.
     """
@@ -24,17 +24,19 @@ def quantization_picture(
         shown = weights[row]
         kind = f"a scale for each of {len(weights)} rows (shown: row {row})"
     q = numpy.arange(1 - 2 ** (bits - 1), 2 ** (bits - 1)) if symmetric else numpy.arange(2**bits)
-    fig, axes = plots.plt.subplots(figsize=(8, 2.8))
-    axes.hist(shown, bins=100, log=True, color=plots.BLUE)
-    lines = {"transform": axes.get_xaxis_transform(), "linewidth": min(1.5, 40 / len(q))}
-    axes.vlines((q - zero[row]) * scale[row], 0, 1, color=plots.ORANGE, **lines)
-    axes.set(xlabel="weight (lines: the levels)", ylabel="how many")
+    reach = max(float(numpy.quantile(numpy.abs(weights), 0.9995)), 1e-9)
+    fig, axes = plots.plt.subplots(figsize=(8, 2.4))
+    axes.hist(shown, bins=60, range=(-reach, reach), color=plots.SKY)
+    lines = {"transform": axes.get_xaxis_transform(), "linewidth": min(1.8, 60 / len(q))}
+    axes.vlines((q - zero[row]) * scale[row], 0, 1, color=plots.RED, **lines)
+    zeros = numpy.mean(restored == 0)
+    axes.set_title(f"{kind}: {zeros:.0%} of the weights become 0", loc="left", fontsize=11)
+    axes.set(xlim=(-reach, reach), xlabel="weight (red lines: the levels)", ylabel="how many")
     square = numpy.mean((weights - restored) ** 2)
     share = numpy.sqrt(square / max(numpy.mean(numpy.square(weights)), 1e-300))
-    largest = numpy.abs(weights - restored).max()
     said = f"{bits} bits, {'symmetric' if symmetric else 'asymmetric'}, {kind}: {len(q)} levels; "
-    said += f"largest error {largest:.4f}, root mean square {share:.2%} of the weights' own."
-    return plots.html(fig, said)
+    said += f"{zeros:.0%} become 0; largest error {numpy.abs(weights - restored).max():.4f}, "
+    return plots.html(fig, said + f"root mean square {share:.2%} of the weights' own.")
 
 
 def quantization_explorer(weights: numpy.ndarray) -> ipywidgets.VBox:
