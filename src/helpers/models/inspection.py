@@ -80,7 +80,8 @@ def max_input_length(model) -> float:
     longest = math.inf
     for name, module in model.named_modules():
         if name.endswith("position_embeddings") and hasattr(module, "num_embeddings"):
-            unused = 0 if module.padding_idx is None else module.padding_idx + 1
+            padding = getattr(module, "padding_idx", None)  # an int8 table has none
+            unused = 0 if padding is None else padding + 1
             longest = min(longest, module.num_embeddings - unused)
     return longest
 

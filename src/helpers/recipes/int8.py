@@ -5,6 +5,7 @@ python int8.py model.onnx model.int8.onnx TOKENIZER_FOLDER texts.tsv
 
 import argparse
 import csv
+import os
 import platform
 from collections.abc import Sequence
 from pathlib import Path
@@ -59,14 +60,17 @@ def quantize(
 
 def logits(path: str | Path, texts: Sequence[str], tokenizer) -> np.ndarray:
     """Return what a classifier's file answers, of shape (texts, classes)."""
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    options = onnxruntime.SessionOptions()
+    cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count())
+    options.intra_op_num_threads = len(cpus)  # its default counts the host's
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     names = [entry.name for entry in session.get_inputs()]
     if "attention_mask" not in names:
         raise ValueError("the file has no attention_mask: it would read the padding as text")
-    options = {"padding": True, "truncation": True, "max_length": 128, "return_tensors": "np"}
+    cut = {"padding": True, "truncation": True, "max_length": 128, "return_tensors": "np"}
     rows = []
     for start in range(0, len(texts), 16):
-        batch = tokenizer(list(texts[start : start + 16]), **options)
+        batch = tokenizer(list(texts[start : start + 16]), **cut)
         batch.setdefault("token_type_ids", np.zeros_like(batch["input_ids"]))  # RoBERTa has none
         rows.append(session.run(None, {name: batch[name].astype(np.int64) for name in names})[0])
     return np.concatenate(rows)

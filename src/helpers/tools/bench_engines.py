@@ -66,7 +66,8 @@ def engine(way: str, name: str, path: str, batch: int, length: int):
     else:
         import torch
 
-        model = _model(name).to(torch.bfloat16 if way == "bfloat16" else torch.float32)
+        model = _model(name)
+        model = model.bfloat16() if way == "bfloat16" else model
         model = torch.compile(model) if way == "compiled" else model
 
         @torch.inference_mode()
@@ -106,7 +107,7 @@ def engines(quick: bool) -> Part:
     "Best torch" is the quicker of float32 and compiled float32; bfloat16 has a ratio of its own.
     A quick run takes one batch of the small model.
     """
-    names = ["classifier"] if quick else ["classifier", "bert-base"]
+    names = ["classifier", "bert-base"][: 1 if quick else 2]
     shapes = [(8, 16)] if quick else [(b, n) for b in (1, 8) for n in (16, 128, 512)]
     rows, ratios = [], {}
     with tempfile.TemporaryDirectory() as folder:
@@ -223,9 +224,8 @@ def quantization(quick: bool) -> Part:
             paths[name] = onnx_dynamic(paths[exact], target, **INT8[name]).path
         arms = {}
         for name in names:
-            request = {"way": name, "path": str(paths.get(name, ""))}
-            request |= {"texts": texts, "every": every}
-            arms[name] = ("helpers.tools.bench_engines:quantized", request)
+            given = {"path": str(paths.get(name, "")), "texts": texts, "every": every}
+            arms[name] = ("helpers.tools.bench_engines:quantized", {"way": name, **given})
         settings = {"rounds": 6, "warmup": 1, "threads": 2, "isolate": True, "passes": 2}
         took = timing.compare(arms, **settings, items=len(texts))
         if not quick:
@@ -235,8 +235,8 @@ def quantization(quick: bool) -> Part:
     labels, reference = test["label"].tolist(), took.extra[exact]["labels"][0]
     rows = []
     for name in names:
-        ratio = took.ratio(exact, name)
-        rows.append(_format_row(name, took.extra[name], ratio, labels, reference))
+        measured = took.extra[name], took.ratio(exact, name)
+        rows.append(_format_row(name, *measured, labels, reference))
     table = pandas.DataFrame(rows).set_index("format")
     ratios["int8_over_float32"] = table.loc[fast, "times as fast"]
     ratios["int8_points"] = table.loc[fast, "points"]
