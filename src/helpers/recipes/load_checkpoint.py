@@ -64,6 +64,9 @@ def load_weights(model: nn.Module, state: Mapping[str, torch.Tensor]) -> nn.Modu
     names = dict(zip(unwrapped(own), own, strict=True))  # without wrappers -> in the model
     named = zip(unwrapped(state), state.values(), strict=True)
     given = {names.get(name, name): value for name, value in named}
+    for name in given.keys() - own.keys():
+        if name.endswith("position_ids"):  # a buffer that newer versions compute
+            del given[name]
     tied = {weight: given[name] for name, weight in own.items() if name in given}
     given |= {n: tied[w] for n, w in own.items() if w in tied and n not in given}
     for name in own.keys() & given.keys():
