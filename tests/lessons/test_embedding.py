@@ -12,7 +12,7 @@ import time
 
 from helpers.core import files, machine
 from helpers.lessons import students
-from helpers.lessons.dtypes import choose_dtype
+from helpers.lessons.roofline import choose_dtype
 from helpers.recipes import embed_corpus
 from helpers.recipes.embed_corpus import embed_sorted
 

@@ -1,8 +1,24 @@
-"""What a BERT computes, and what a GPU promises (notebook 07)."""
+"""What a BERT computes, and what a device promises (notebook 07)."""
 
-from helpers.core import files, plots
+from helpers.core import files, machine, plots
 
 import pandas as pd
+import torch
+
+BF16_UNITS = ("avx512_bf16", "amx_bf16", "arm_bf16")
+
+
+def choose_dtype(device: torch.device) -> torch.dtype:
+    """Return a dtype of 16 bits if the device has units for it, else float32."""
+    if device.type == "cuda":
+        generation, _ = torch.cuda.get_device_capability(device)
+        if generation == 7:
+            return torch.float16
+        units = generation > 7
+    else:
+        features = machine.cpu_features() if device.type == "cpu" else {}
+        units = any(features.get(unit) for unit in BF16_UNITS)
+    return torch.bfloat16 if units else torch.float32
 
 
 def peaks(gpu: str) -> tuple[float, float, float] | None:
@@ -50,14 +66,7 @@ def show_padding(ways: dict[str, tuple]) -> None:
 
 
 def show_limits(limits: dict, measured: dict[str, dict], best: str, rate: float) -> None:
-    """Show for each GPU its limits (texts/s, by batch), and what was measured elsewhere.
-
-    Args:
-        limits: A table of texts/s for each GPU: a row for each batch, a column for each limit.
-        measured: Milliseconds of each GPU, by batch.
-        best: Name of this machine's best engine.
-        rate: Texts/s that it reaches.
-    """
+    """Show the limits of each GPU (texts/s, by batch), milliseconds measured, and our best rate."""
     fig, ax = plots.plt.subplots(figsize=(9, 5.2))
     names = dict.fromkeys([*limits, *measured])
     colours = dict(zip(names, plots.PALETTE, strict=False))
@@ -72,6 +81,8 @@ def show_limits(limits: dict, measured: dict[str, dict], best: str, rate: float)
         ax.plot(list(ms), rates, "o", color=colours[gpu], markersize=9, markeredgecolor="black")
     ax.axhline(rate, color=plots.GREY, linestyle="--")
     ax.text(1, 1.2 * rate, best, color=plots.GREY)
+    same = (2, next(iter(limits.values()))["overhead"][2])
+    ax.annotate("overhead, the same\nfor every GPU", same, (14, -20), textcoords="offset points")
     styles = {
         "-": "limit in plain PyTorch",
         ":": "limit without overhead",
@@ -82,6 +93,6 @@ def show_limits(limits: dict, measured: dict[str, dict], best: str, rate: float)
     ax.set(xscale="log", yscale="log", xlabel="texts of 128 tokens in a batch", ylabel="texts/s")
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_formatter("{x:,.0f}")
-    ax.legend(title="limit, or rate", loc="lower right", bbox_to_anchor=(1, 0.1))
+    ax.legend(loc="lower right", bbox_to_anchor=(1, 0.1))
     few = "In small batches all GPUs share one limit, what Python launches"
     plots.show(fig, f"{few}; large batches tell them apart. Dashed: {best}, {rate:,.0f} texts/s.")
