@@ -12,13 +12,12 @@ import time
 
 from helpers.core import files, machine
 from helpers.lessons import students
-from helpers.lessons.dtypes import choose_dtype
-from helpers.lessons.embedding import embed
+from helpers.lessons.roofline import choose_dtype
 from helpers.recipes import embed_corpus
+from helpers.recipes.embed_corpus import embed_sorted
 
 import numpy as np
 import pandas as pd
-import peft
 import pytest
 import safetensors.numpy
 import torch
@@ -81,52 +80,25 @@ def one_at_a_time(texts, model, tokenizer, **options):
 
 def test_case_81_same_vectors_as_padding_to_the_limit_in_the_given_order(model, tokenizer):
     texts = ["", *texts_of(50), "w1"]
-    done = embed(texts, model, tokenizer, max_tokens=200)
+    done = embed_sorted(texts, model.train(), tokenizer, max_tokens=200)  # without dropout
     np.testing.assert_allclose(done, one_at_a_time(texts, model, tokenizer), atol=1e-5)
     padded = one_at_a_time(texts, model, tokenizer, padding="max_length", max_length=64)
     np.testing.assert_allclose(done, padded, atol=1e-5)
-    assert done.dtype == np.float32
-    assert done.shape == (52, 32)
-    assert embed([], model, tokenizer).shape == (0, 32)
+    assert (done.dtype, done.shape) == (torch.float32, (52, 32))
 
 
 def test_texts_beyond_the_limit_are_cut(model, tokenizer):
     counts = [3, 62, 63, 125, 200]  # the limit is 64 with [CLS] and [SEP]
     texts = [" ".join(random.Random(n).choices(WORDS, k=n)) for n in counts]
     wanted = one_at_a_time(texts, model, tokenizer, truncation=True, max_length=64)
-    np.testing.assert_allclose(embed(texts, model, tokenizer), wanted, atol=1e-5)
+    done = embed_sorted(texts, model, tokenizer, limit=64)
+    np.testing.assert_allclose(done, wanted, atol=1e-5)
 
 
-def test_the_model_is_left_as_it_was(tiny_model, tokenizer):
-    """Dropout is off inside, and each module's own mode is as before: a frozen body stays so."""
-    model = tiny_model(BertForSequenceClassification).train()
-    model.bert.encoder.layer[0].eval()
-    modes = [module.training for module in model.modules()]
-    texts = texts_of(5)
-    first, second = (embed(texts, model, tokenizer) for _ in range(2))
-    assert np.array_equal(first, second)
-    assert [module.training for module in model.modules()] == modes
-    np.testing.assert_allclose(first, embed(texts, model.bert, tokenizer), atol=1e-6)
-    with pytest.raises(TypeError):
-        embed(["w1", None], model, tokenizer)
-    assert [module.training for module in model.modules()] == modes
-    assert torch.is_grad_enabled()
-
-
-def test_case_84_the_first_call_names_the_device(model, tiny_model, tokenizer, capsys, monkeypatch):
-    embed(["w1"], model, tokenizer)
-    embed(["w1"], model, tokenizer)
-    assert capsys.readouterr().out == "BertModel embeds on cpu\n"
-    monkeypatch.setattr(machine, "devices", lambda: ["cuda:0", "cpu"])
-    embed(["w1"], tiny_model(BertModel), tokenizer)
-    assert "on cpu, while cuda:0 stands idle: model.to('cuda:0')" in capsys.readouterr().out
-
-
-def test_case_01_the_device_is_the_models(model, tokenizer, monkeypatch):
-    """Never a global default: a model on the CPU computes there although a better one is there."""
-    monkeypatch.setattr(machine, "devices", lambda: ["meta", "cpu"])
-    wanted = one_at_a_time(["w1"], model, tokenizer)
-    np.testing.assert_allclose(embed(["w1"], model, tokenizer), wanted, atol=1e-5)
+def test_case_84_the_command_says_where_it_computed(job, capsys):
+    folder, _ = job
+    embed_corpus.main([str(folder / name) for name in ("texts", "model", "alone")])
+    assert capsys.readouterr().out == "process 0 of 1 on cpu made 0 files\n"
 
 
 @pytest.mark.parametrize("units", [["avx2"], ["amx_bf16"], ["avx2", "arm_bf16"]])
@@ -144,52 +116,19 @@ def test_a_gpus_dtype_is_the_one_it_has_units_for(generation, dtype, monkeypatch
     assert choose_dtype(torch.device("cuda")) == getattr(torch, dtype)
 
 
-@pytest.mark.filterwarnings(
-    "ignore:torch.ao.quantization:DeprecationWarning", "ignore:torch.quantize_per:UserWarning"
-)
-@pytest.mark.parametrize("kind", ["LoRA", "compiled", "compiled with head", "quantised"])
-def test_models_in_wrappers(kind, tiny_model, tokenizer):
-    """Their own vectors, and never the answers of a head."""
-    texts, whole = texts_of(5), tiny_model(BertForSequenceClassification)
-    body = whole.bert
-    if kind == "LoRA":
-        settings = {"r": 2, "target_modules": "all-linear", "init_lora_weights": False}
-        plain = one_at_a_time(texts, body, tokenizer)
-        whole = peft.get_peft_model(whole, peft.LoraConfig(task_type="SEQ_CLS", **settings)).eval()
-        adapted = one_at_a_time(texts, body, tokenizer)
-        assert np.abs(plain - adapted).max() > 1e-3  # the adapter is in it
-    elif kind == "quantised":
-        whole = torch.ao.quantization.quantize_dynamic(body, {torch.nn.Linear})
-    else:
-        whole = torch.compile(whole if "head" in kind else body, backend="eager")
-    wanted = one_at_a_time(texts, whole if kind == "quantised" else body, tokenizer)
-    atol = 0.05 if kind == "quantised" else 1e-5  # each batch has its own range of int8
-    np.testing.assert_allclose(embed(texts, whole, tokenizer), wanted, atol=atol)
-
-
 @pytest.mark.parametrize(
-    ("texts", "error", "message"),
-    [
-        (pd.DataFrame({"text": ["w1"]}), TypeError, "type DataFrame: give a list"),
-        ({"a": "w1"}, TypeError, "type dict: give a list"),
-        ("one text", TypeError, "type str: give a list"),
-        (["w1", "w2 \ud83d"], TypeError, "TextEncodeInput"),
-        (["w1", float("nan")], TypeError, "text 1 is not text but nan"),
-        (["w1", ("w1", "w2")], TypeError, "text 1 is not text but"),
-    ],
+    "texts", [pd.DataFrame({"text": ["w1"]}), {"a": "w1"}, "one text", ["w1", float("nan")]]
 )
-def test_wrong_input_is_named(texts, error, message, model, tokenizer):
-    with pytest.raises(error, match=message):
-        embed(texts, model, tokenizer)
+def test_what_is_no_list_of_texts_is_refused(texts, model, tokenizer):
+    """And not read as a list of column names, or of letters."""
+    with pytest.raises((TypeError, ValueError)):
+        embed_sorted(texts, model, tokenizer)
 
 
-def test_models_that_would_give_wrong_vectors_without_an_error(tiny_model, tokenizer):
-    """That of another tokenizer; one whose first hidden state would pass for the mean of all."""
-    with pytest.raises(ValueError, match="load both under one name"):
-        embed(["w1"], tiny_model(BertModel, vocab_size=40), tokenizer)
-    short = students.read_first_token(tiny_model(BertForSequenceClassification))
+def test_the_first_token_does_not_pass_for_the_mean_of_all(tiny_model, tokenizer):
+    short = students.read_first_token(tiny_model(BertForSequenceClassification)).bert
     with pytest.raises(ValueError, match="first token only"):
-        embed(["w1"], short, tokenizer)
+        embed_sorted(["w1"], short, tokenizer)
 
 
 # Casing
@@ -230,8 +169,6 @@ def test_a_folder_without_a_vocabulary_is_refused(tmp_path, model):
     model.save_pretrained(tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     assert set(tokenizer.tokenize("hello world")) == {"[UNK]"}
-    with pytest.raises(ValueError, match="holds no words"):
-        embed(["hello"], model, tokenizer)
     (tmp_path / "a.txt").write_text("hello\n")
     with pytest.raises(ValueError, match="holds no vocabulary"):
         embed_corpus.main([str(tmp_path / "a.txt"), str(tmp_path), str(tmp_path / "vectors")])
@@ -270,7 +207,7 @@ def vectors_in(folder):
 def test_the_files_hold_the_vectors_in_order(job, model, tokenizer):
     folder, texts = job
     assert len(contents(folder / "alone")) == 6
-    wanted = embed(texts, model, tokenizer)
+    wanted = embed_sorted(texts, model, tokenizer)
     np.testing.assert_allclose(vectors_in(folder / "alone"), wanted, atol=1e-5)
 
 
@@ -371,6 +308,6 @@ def test_two_processes_one_killed_and_started_again(job, tmp_path):
     again = launch(folder, target)
     output, _ = again.communicate(timeout=60)
     assert again.returncode == 0, output
-    assert "process 0 of 2 made 2 files" in output
-    assert "process 1 of 2 made 1 files" in output
+    assert "process 0 of 2 on cpu made 2 files" in output
+    assert "process 1 of 2 on cpu made 1 files" in output
     assert contents(target) == contents(folder / "alone")

@@ -35,8 +35,6 @@ def check_07_1(answer: Callable[[Callable, Callable, Callable], float]) -> str |
     """A function (launch, wait, clock) that returns the seconds of one call, honestly."""
     device = _Device()
     seconds = answer(device.launch, device.wait, device.clock)
-    if not isinstance(seconds, int | float):
-        return f"it should return seconds, a number, not {type(seconds).__name__}"
     readings = [place for place, name in enumerate(device.log) if name == "clock"]
     if len(readings) < 2:
         return "the clock has to be read twice: before and after"
@@ -57,18 +55,10 @@ def check_07_2(answer: Callable[..., tuple[float, float]]) -> str | None:
     """A function of two timings (tokens, seconds): the fixed price and the price of a token."""
     for fixed, each in ((2e-3, 1e-5), (0.3, 1e-6), (0.0, 4e-4)):
         small, large = ((tokens, fixed + tokens * each) for tokens in (64, 4096))
-        found = answer(small, large)
-        if not isinstance(found, tuple | list) or len(found) != 2:
-            return (
-                f"it should return two numbers, fixed price and price of a token, not {found!r:.60}"
-            )
-        if fixed and math.isclose(found[1], large[1] / large[0]):
+        fixed_found, each_found = answer(small, large)
+        if fixed and math.isclose(each_found, large[1] / large[0]):
             return "time by tokens spreads the fixed price over them: take differences of the two"
-        if not all(
-            math.isclose(*pair, abs_tol=1e-9) for pair in zip(found, (fixed, each), strict=True)
-        ):
-            wanted = f"{fixed:.3g} s and {each:.3g} s"
-            return (
-                f"where a batch costs {wanted} a token, it gives {found[0]:.3g} and {found[1]:.3g}"
-            )
+        if max(abs(fixed_found - fixed), abs(each_found - each)) > 1e-9:
+            wanted = f"where a batch costs {fixed:.3g} s and {each:.3g} s a token"
+            return f"{wanted}, it gives {fixed_found:.3g} and {each_found:.3g}"
     return None

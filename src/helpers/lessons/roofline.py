@@ -1,8 +1,24 @@
-"""What a BERT computes, and what a GPU promises (notebook 07)."""
+"""What a BERT computes, and what a device promises (notebook 07)."""
 
-from helpers.core import files
+from helpers.core import files, machine, plots
 
 import pandas as pd
+import torch
+
+BF16_UNITS = ("avx512_bf16", "amx_bf16", "arm_bf16")
+
+
+def choose_dtype(device: torch.device) -> torch.dtype:
+    """Return a dtype of 16 bits if the device has units for it, else float32."""
+    if device.type == "cuda":
+        generation, _ = torch.cuda.get_device_capability(device)
+        if generation == 7:
+            return torch.float16
+        units = generation > 7
+    else:
+        features = machine.cpu_features() if device.type == "cpu" else {}
+        units = any(features.get(unit) for unit in BF16_UNITS)
+    return torch.bfloat16 if units else torch.float32
 
 
 def peaks(gpu: str) -> tuple[float, float, float] | None:
@@ -29,3 +45,54 @@ def flops(config, length: int, texts: int = 1) -> int:
     width, inner = config.hidden_size, config.intermediate_size
     layer = length * 2 * (4 * width**2 + 2 * width * inner) + 4 * length**2 * width
     return texts * (config.num_hidden_layers * layer + 2 * width**2)
+
+
+def show_padding(ways: dict[str, tuple]) -> None:
+    """Show text and padding of a corpus; for each way the true lengths and the padded ones."""
+    fig, panels = plots.plt.subplots(1, len(ways), figsize=(10, 3.8), sharex=True, sharey=True)
+    shares = []
+    for ax, (name, (real, full)) in zip(panels, ways.items(), strict=True):
+        rows = range(len(real))
+        ax.barh(rows, full, height=1, color=plots.ORANGE, label="padding")
+        ax.barh(rows, real, height=1, color=plots.BLUE, label="text")
+        share = 1 - real.sum() / full.sum()
+        ax.set_title(f"{name}:\n{share:.0%} padding", fontsize=11)
+        ax.set_xlabel("tokens computed")
+        shares.append(f"{name} {share:.0%}")
+    panels[0].set_ylabel("texts")
+    panels[0].invert_yaxis()
+    panels[-1].legend(loc="lower right")
+    plots.show(fig, f"The coloured area is the work. Padding's share of it: {'; '.join(shares)}.")
+
+
+def show_limits(limits: dict, measured: dict[str, dict], best: str, rate: float) -> None:
+    """Show the limits of each GPU (texts/s, by batch), milliseconds measured, and our best rate."""
+    fig, ax = plots.plt.subplots(figsize=(9, 5.2))
+    names = dict.fromkeys([*limits, *measured])
+    colours = dict(zip(names, plots.PALETTE, strict=False))
+    for gpu, table in limits.items():
+        ax.plot(table.min(axis=1), color=colours[gpu], linewidth=3)
+        roof = table.drop(columns="overhead").min(axis=1)
+        ax.plot(roof, ":", color=colours[gpu], linewidth=2)
+        end = (table.index[-1], roof.iloc[-1])
+        ax.annotate(gpu, end, (8, -4), textcoords="offset points", color=colours[gpu], size=13)
+    for gpu, ms in measured.items():
+        rates = [1000 * count / each for count, each in ms.items()]
+        ax.plot(list(ms), rates, "o", color=colours[gpu], markersize=9, markeredgecolor="black")
+    ax.axhline(rate, color=plots.GREY, linestyle="--")
+    ax.text(1, 1.2 * rate, best, color=plots.GREY)
+    same = (2, next(iter(limits.values()))["overhead"][2])
+    ax.annotate("overhead, the same\nfor every GPU", same, (14, -20), textcoords="offset points")
+    styles = {
+        "-": "limit in plain PyTorch",
+        ":": "limit without overhead",
+        "o": "measured elsewhere",
+    }
+    for style, label in styles.items():
+        ax.plot([], [], style, color="black", label=label)
+    ax.set(xscale="log", yscale="log", xlabel="texts of 128 tokens in a batch", ylabel="texts/s")
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_formatter("{x:,.0f}")
+    ax.legend(loc="lower right", bbox_to_anchor=(1, 0.1))
+    few = "In small batches all GPUs share one limit, what Python launches"
+    plots.show(fig, f"{few}; large batches tell them apart. Dashed: {best}, {rate:,.0f} texts/s.")

@@ -3,16 +3,13 @@
 import contextlib
 import inspect
 import math
-import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from helpers.core import machine, tensors
+from helpers.core import tensors
 from helpers.models import batching
 
 import torch
 from torch import nn
-
-_announced: weakref.WeakSet = weakref.WeakSet()
 
 
 @contextlib.contextmanager
@@ -52,18 +49,6 @@ def int8_modules(model: nn.Module) -> list[str]:
         return tensors.is_packed(module) or weight.__module__.startswith("torchao")
 
     return [name for name, module in model.named_modules() if holds_int8(module)]
-
-
-def announce_device(model: nn.Module, device: torch.device, verb: str) -> None:
-    """Print once for each model where it computes, and which better device stands idle."""
-    if model in _announced:
-        return
-    _announced.add(model)
-    best = torch.device(machine.devices()[0])
-    idle = ""
-    if device.type == "cpu" != best.type:
-        idle = f", while {best} stands idle: model.to('{best}') would use it"
-    print(f"{type(model).__name__} {verb} on {device}{idle}")
 
 
 def accepted_inputs(model: nn.Module, encoding: Mapping) -> dict:

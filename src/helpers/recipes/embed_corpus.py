@@ -10,7 +10,6 @@ Each becomes a .safetensors file with a row of "vectors" per text, which is cut 
 import argparse
 import hashlib
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
 import safetensors
@@ -29,11 +28,9 @@ def mean_pool(hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return (hidden.float() * weights).sum(1) / weights.sum(1)
 
 
-def embed_sorted(
-    texts: Sequence[str], model: nn.Module, tokenizer, max_tokens: int = 4096, limit: int = 512
-) -> torch.Tensor:
+def embed_sorted(texts: list[str], model, tokenizer, max_tokens=4096, limit=512) -> torch.Tensor:
     """Embed texts, cut at `limit` tokens, in batches of similar length; returns them in order."""
-    encoded = tokenizer(list(texts), truncation=True, max_length=limit)["input_ids"]
+    encoded = tokenizer(texts, truncation=True, max_length=limit)["input_ids"]
     order = sorted(range(len(encoded)), key=lambda row: len(encoded[row]))
     vectors = torch.empty(len(encoded), model.config.hidden_size)
     model.eval()  # no dropout
@@ -118,7 +115,8 @@ def main(argv: list[str] | None = None) -> None:
     if len(tokenizer) <= len(tokenizer.all_special_tokens):  # every word would be unknown
         raise ValueError(f"{given.model} holds no vocabulary: save its tokenizer there, too")
     made = embed_folder(given.source, given.target, model.to(state.device), tokenizer)
-    print(f"process {state.process_index} of {state.num_processes} made {len(made)} files")
+    me = state.process_index
+    print(f"process {me} of {state.num_processes} on {model.device} made {len(made)} files")
     state.destroy_process_group()
 
 

@@ -42,8 +42,7 @@ def notebooks(quick: bool) -> Part:
 
 
 def sentences_with(way: str, count: int):
-    """Set up one arm: SciBERT's architecture on scientific sentences, with `embed` or as pasted."""
-    from helpers.lessons import embedding
+    """Set up one arm: SciBERT's architecture on scientific sentences, sorted or as pasted."""
     from helpers.recipes import embed_corpus
 
     import torch
@@ -62,7 +61,7 @@ def sentences_with(way: str, count: int):
         return torch.cat(rows).numpy()
 
     def embedded(texts):
-        return embedding.embed(texts, model, tokenizer)
+        return embed_corpus.embed_sorted(texts, model, tokenizer, max_tokens=1024)
 
     call = {"pasted": pasted, "embed": embedded}[way]
     return call, {"texts": texts}, call(texts).tolist()
@@ -74,7 +73,7 @@ def _growth(count: int) -> float:
     Returns:
         By how many megabytes the process grew after the first 10,000.
     """
-    from helpers.lessons.embedding import embed
+    from helpers.recipes.embed_corpus import embed_sorted
 
     from transformers import BertConfig, BertModel
 
@@ -84,14 +83,14 @@ def _growth(count: int) -> float:
     model, tokenizer, memory = BertModel(config), assets.tokenizer("minilm"), []
     for start in range(0, count, 2000):
         texts = [f"text number {number} of a corpus" for number in range(start, start + 2000)]
-        embed(texts, model, tokenizer)
+        embed_sorted(texts, model, tokenizer, max_tokens=1024)
         if start >= 8_000:
             memory.append(processes.process_memory())
     return (memory[-1] - memory[0]) / 1e6
 
 
 def embedding(quick: bool) -> Part:
-    """Compare `embed` with the pasted loop (padded to 128, one at a time), and measure memory."""
+    """Compare `embed_sorted` with the pasted loop (single texts, padded to 128), and memory."""
     count, many = (10, 20_000) if quick else (300, 100_000)
     arms = {}
     for way in ("pasted", "embed"):

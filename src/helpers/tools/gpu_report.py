@@ -15,9 +15,10 @@ import time
 from pathlib import Path
 
 from helpers.core import cuda, files, machine, timing
-from helpers.lessons import dtypes, embedding, memory, training_step
-from helpers.lessons.roofline import flops, peaks
+from helpers.lessons import memory, training_step
+from helpers.lessons.roofline import choose_dtype, flops, peaks
 from helpers.models import assets, datasets
+from helpers.recipes.embed_corpus import embed_sorted
 from helpers.tools import bench
 
 import torch
@@ -72,7 +73,7 @@ def report(device: str = "cuda", plan: dict | None = None) -> dict:
     start, gpu, half = time.perf_counter(), machine.cpu_name(), torch.bfloat16
     plan = plan or full_plan()
     if device == "cuda":
-        gpu, half = torch.cuda.get_device_name(), dtypes.choose_dtype(torch.device(device))
+        gpu, half = torch.cuda.get_device_name(), choose_dtype(torch.device(device))
     names = ("16-bit TFLOP/s", "float32 TFLOP/s", "GB/s")
     result = {
         "gpu": gpu,
@@ -171,7 +172,7 @@ def _call(device: str, config, model, batch: int, length: int) -> dict:
 
 
 def _sentences(device: str, plan: dict, half) -> list[dict]:
-    """`embed` on real sentences, one token a word, with tokenising, against the naive loop."""
+    """`embed_sorted` on real sentences, a token a word, with tokenising, against the naive loop."""
     texts = datasets.science_sentences()["text"].tolist()
     words = sorted({word for text in texts for word in re.findall(r"\w+|[^\w\s]", text.lower())})
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]
@@ -191,7 +192,7 @@ def _sentences(device: str, plan: dict, half) -> list[dict]:
     texts = texts * plan["copies"]
     for dtype, budget in itertools.product((torch.float32, half), plan["budgets"]):
         options = {"model": model.to(dtype), "tokenizer": tokenizer, "max_tokens": budget}
-        call = functools.partial(embedding.embed, **options)
+        call = functools.partial(embed_sorted, limit=limit, **options)
         arm = {f"embed, {_name(dtype)}, {budget} tokens": (call, {"texts": texts})}
         rows |= _rows(arm, items=len(texts))
     return [{"arm": arm} | row for arm, row in rows.items()]
