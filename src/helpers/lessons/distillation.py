@@ -1,4 +1,4 @@
-"""Knowledge distillation: the loss for texts and tokens, the teacher's kept logits, the training.
+"""Knowledge distillation: the checked loss, the teacher's kept logits, the training.
 
 Used by notebook 06. Sources: Hinton, Vinyals and Dean, arXiv:1503.02531 (soft targets); Sanh et
 al., DistilBERT, arXiv:1910.01108 (a student that begins as the teacher's layers).
@@ -29,37 +29,28 @@ def distillation_loss(
     *,
     temperature: float = 1.0,
     label_weight: float = 0.0,
-    mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Mix the soft loss of the recipe with cross-entropy for the labels.
 
     Args:
-        student: Logits (texts, classes), or (texts, tokens, classes) with a mask.
+        student: Logits (texts, classes).
         teacher: Logits of the same shape; they get no gradient.
-        labels: Of shape (texts,) or (texts, tokens); -100 for none.
+        labels: Of shape (texts,); -100 for none.
         temperature: At most 100, or `math.inf` for the limit.
         label_weight: The labels' share, 0 to 1.
-        mask: The attention mask (texts, tokens); only real tokens are averaged over.
 
     Raises:
         ValueError: For what would be broadcast or give a wrong number without an error.
     """
-    if student.shape != teacher.shape or student.shape[-1] < 2:
+    if student.shape != teacher.shape or student.dim() != 2:
         shapes = f"student {tuple(student.shape)}, teacher {tuple(teacher.shape)}"
-        raise ValueError(f"{shapes}: both have the same shape, and two classes or more")
-    if (mask is None) != (student.dim() == 2):
-        raise ValueError("logits of tokens need their attention mask, logits of texts have none")
+        raise ValueError(f"{shapes}: both have the same shape (texts, classes)")
     if not 0 < temperature <= HIGHEST and temperature != math.inf:
         raise ValueError(f"temperature is above 0, at most {HIGHEST}, or inf, not {temperature}")
     if not 0 <= label_weight <= 1 or (label_weight and labels is None):
         raise ValueError(f"label_weight is from 0 to 1, with labels, not {label_weight}")
     if labels is None:
-        labels = torch.full(student.shape[:-1], UNLABELLED, device=student.device)
-    if mask is not None:
-        if not ((mask == 0) | (mask == 1)).all():
-            raise ValueError("the mask has to be 1 for real tokens and 0 for padding")
-        real = mask.bool()
-        student, teacher, labels = student[real], teacher[real], labels[real]
+        labels = torch.full(student.shape[:1], UNLABELLED, device=student.device)
     exact = torch.promote_types(student.dtype, torch.float32)  # 16 bits are too few
     student, teacher = student.to(exact), teacher.detach().to(exact)
     return recipe.distillation_loss(student, teacher, labels, temperature, label_weight)

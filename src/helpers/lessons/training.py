@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterable
 
 from helpers.core.progress import progress_bar
 from helpers.models import batching, inspection
-from helpers.recipes.distill import update, warmup_schedule
 
 import torch
 from torch import nn
+from transformers import get_linear_schedule_with_warmup
 
 
 def train(
@@ -20,14 +20,12 @@ def train(
     lr: float = 2e-4,
     batch_size: int = 32,
     seed: int = 0,
-    after_step: Callable[[int, float], None] | None = None,
 ) -> list[float]:
-    """Train what is trainable in a classifier with the recipe's step; return each step's loss.
+    """Train what is trainable in a classifier as the recipe does; return each step's loss.
 
     `loss` gets logits (batch, labels) and the rows (batch,) of their texts, so that targets belong
-    to the batch, however it was shuffled; a loss that is not finite ends the training.
-    `after_step` gets the step's number and its loss. The model is in eval mode at the end in any
-    case.
+    to the batch, however it was shuffled; a loss that is not finite ends the training. The model
+    is in eval mode at the end in any case.
     """
     limit = min(batching.MAX_LENGTH, inspection.max_input_length(model))
     encoded, lengths = batching.encode(tokenizer, texts, limit)
@@ -35,7 +33,7 @@ def train(
     batches = shuffled_batches(lengths, batch_size, epochs, seed)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=lr, weight_decay=0.01)
-    schedule = warmup_schedule(optimizer, int(0.06 * len(batches)), len(batches))
+    schedule = get_linear_schedule_with_warmup(optimizer, int(0.06 * len(batches)), len(batches))
     history = []
     model.train()
     try:
@@ -44,10 +42,13 @@ def train(
                 value = loss(inspection.logits(model, tokenizer, encoded, rows), torch.tensor(rows))
                 if not value.isfinite():
                     raise FloatingPointError(f"the loss of step {step} is {float(value)}")
-                history.append(update(value, optimizer, schedule))
+                optimizer.zero_grad()
+                value.backward()
+                nn.utils.clip_grad_norm_(trained, 1.0)
+                optimizer.step()
+                schedule.step()
+                history.append(value.item())
                 bar.update()
-                if after_step:
-                    after_step(step, history[-1])
     finally:
         model.eval()
     return history

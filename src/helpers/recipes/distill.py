@@ -1,4 +1,4 @@
-"""Cut a student out of a teacher and train it on what the teacher thinks (notebook 06).
+"""Cut a student out of a teacher and train it on what the teacher answers (notebook 06).
 
 python distill.py TEACHER_FOLDER texts.tsv STUDENT_FOLDER --layers 0,2,5
 """
@@ -12,9 +12,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
+import transformers
 from torch import Tensor, nn
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel
-from transformers import get_linear_schedule_with_warmup as warmup_schedule
 
 LAYER = re.compile(r"(?<=\.layer\.|\blayers\.)\d+")  # ".layer.0." in most of the family
 OPTIONS = {"layers": "0,2,5", "epochs": 3, "lr": 2e-4, "temperature": math.inf, "label_weight": 0.0}
@@ -30,9 +29,7 @@ def soft_loss(student: Tensor, teacher: Tensor, temperature: float = 1.0) -> Ten
     return temperature**2 * kl
 
 
-def distillation_loss(
-    student: Tensor, teacher: Tensor, labels: Tensor, temperature=math.inf, label_weight=0.0
-) -> Tensor:
+def distillation_loss(student, teacher, labels, temperature=math.inf, label_weight=0.0) -> Tensor:
     """Mix the soft loss with cross-entropy for the labels (texts,), -100 where there is none."""
     if student.shape[-1] < 2:
         raise ValueError("one logit is no distribution: its soft loss is always 0")
@@ -41,7 +38,7 @@ def distillation_loss(
     return (1 - label_weight) * soft_loss(student, teacher, temperature) + label_weight * own
 
 
-def cut_student(teacher: PreTrainedModel, layers: Sequence[int]) -> PreTrainedModel:
+def cut_student(teacher: nn.Module, layers: Sequence[int]) -> nn.Module:
     """Return a model made of some of a teacher's layers, with its embeddings and its head."""
     config, kept = copy.deepcopy(teacher.config), {}
     config.num_hidden_layers = len(layers)
@@ -49,14 +46,14 @@ def cut_student(teacher: PreTrainedModel, layers: Sequence[int]) -> PreTrainedMo
         config.layer_types = [config.layer_types[layer] for layer in layers]
     for name, tensor in teacher.state_dict().items():
         found = LAYER.search(name)
-        for place, layer in enumerate(layers if found else ()):
-            if layer == int(found[0]):
-                kept[LAYER.sub(str(place), name)] = tensor
         if not found:
             kept[name] = tensor
+        for place, layer in enumerate(layers):
+            if found and layer == int(found[0]):
+                kept[LAYER.sub(str(place), name)] = tensor
     if not any(LAYER.search(name) for name in kept):
         raise ValueError("this teacher's layers share one set of weights: there is none to cut")
-    student = type(teacher)(config)
+    student = type(teacher)(config).to(teacher.device)
     student.load_state_dict(kept)  # fails where a layer cannot stand in another's place
     return student
 
@@ -67,30 +64,25 @@ def logits(model: nn.Module, tokenizer, texts: Sequence[str]) -> Tensor:
     return model(**inputs.convert_to_tensors("pt").to(model.device)).logits
 
 
-def update(loss: Tensor, optimizer: torch.optim.Optimizer, schedule) -> float:
-    """Take one step of training, with clipped gradients; return the loss."""
-    optimizer.zero_grad()
-    loss.backward()
-    nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], 1.0)
-    optimizer.step()
-    schedule.step()
-    return loss.item()
-
-
 def train(student, teacher, tokenizer, texts, labels=None, epochs=3, lr=2e-4, **mix) -> Iterator:
     """Train a student in place to answer as its teacher does, while the losses are iterated."""
     teacher.eval().requires_grad_(False)  # eval alone would keep the graph, and gradients
-    labels = torch.tensor(labels or [-100] * len(texts), device=student.device)
+    labels = torch.tensor(labels or [-100] * len(texts))
     optimizer = torch.optim.AdamW(student.parameters(), lr=lr, weight_decay=0.01)
     steps = epochs * math.ceil(len(texts) / 32)
-    schedule = warmup_schedule(optimizer, int(0.06 * steps), steps)
+    schedule = transformers.get_linear_schedule_with_warmup(optimizer, int(0.06 * steps), steps)
     student.train()
     for _ in range(epochs):
         for rows in torch.randperm(len(texts)).split(32):
             batch = [texts[row] for row in rows]
             own, target = (logits(model, tokenizer, batch) for model in (student, teacher))
-            loss = distillation_loss(own, target, labels[rows], **mix)
-            yield update(loss, optimizer, schedule)
+            loss = distillation_loss(own, target, labels[rows].to(own.device), **mix)
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(student.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+            yield loss.item()
     student.eval()
 
 
@@ -102,8 +94,9 @@ def main(argv: list[str] | None = None) -> None:
     held_out = [row[0] for row in rows[::10]][:200]
     del rows[::10]
     texts, labels = [row[0] for row in rows], [int(row[1]) for row in rows]
-    teacher = AutoModelForSequenceClassification.from_pretrained(given.teacher)
-    tokenizer = AutoTokenizer.from_pretrained(given.teacher)
+    teacher = transformers.AutoModelForSequenceClassification.from_pretrained(given.teacher)
+    teacher.to(torch.accelerator.current_accelerator(check_available=True) or "cpu")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(given.teacher)
     settings = {name: vars(given)[name] for name in OPTIONS}
     student = cut_student(teacher, [int(layer) for layer in settings.pop("layers").split(",")])
     for step, loss in enumerate(train(student, teacher, tokenizer, texts, labels, **settings)):
@@ -111,8 +104,7 @@ def main(argv: list[str] | None = None) -> None:
             print(f"step {step}: loss {loss:.4f}", flush=True)
     with torch.inference_mode():
         one, other = (logits(each, tokenizer, held_out).argmax(-1) for each in (teacher, student))
-    same = f"{(one == other).float().mean():.1%}"
-    print(f"same answer as the teacher on {same} of {len(held_out)} held-out texts")
+    print(f"held-out texts answered as by the teacher: {(one == other).float().mean():.1%}")
     student.save_pretrained(given.student)
     tokenizer.save_pretrained(given.student)
 
