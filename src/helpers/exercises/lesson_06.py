@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from helpers.exercises import exercise
-from helpers.lessons import distillation
+from helpers.recipes import distill
 
 import torch
 from torch import nn
@@ -21,7 +21,7 @@ def check_06_1(answer: Callable[..., torch.Tensor]) -> str | None:
     student, teacher = (2 * torch.randn(3, 6, 5)).requires_grad_(), 2 * torch.randn(3, 6, 5)
     mask = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0], [1, 1, 0, 0, 0, 0]])
     real = mask.bool()
-    right = distillation.distillation_loss(student[real], teacher[real], temperature=2.0).item()
+    right = distill.soft_loss(student[real], teacher[real], 2.0).item()
     result = answer(student, teacher, mask, 2.0)
     if not isinstance(result, torch.Tensor) or result.dim() != 0:
         return f"it should return one number as a tensor, not {_shape(result)}"

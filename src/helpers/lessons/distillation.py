@@ -1,4 +1,4 @@
-"""Knowledge distillation: the checked loss, the teacher's kept logits, the training.
+"""Knowledge distillation: the teacher's kept logits, the checks, the training.
 
 Used by notebook 06. Sources: Hinton, Vinyals and Dean, arXiv:1503.02531 (soft targets); Sanh et
 al., DistilBERT, arXiv:1910.01108 (a student that begins as the teacher's layers).
@@ -20,40 +20,6 @@ from torch import nn
 
 UNLABELLED = -100  # the label that PyTorch's cross-entropy leaves out
 HIGHEST = 100  # float32 loses the difference of flatter distributions; the limit is math.inf
-
-
-def distillation_loss(
-    student: torch.Tensor,
-    teacher: torch.Tensor,
-    labels: torch.Tensor | None = None,
-    *,
-    temperature: float = 1.0,
-    label_weight: float = 0.0,
-) -> torch.Tensor:
-    """Mix the soft loss of the recipe with cross-entropy for the labels.
-
-    Args:
-        student: Logits (texts, classes).
-        teacher: Logits of the same shape; they get no gradient.
-        labels: Of shape (texts,); -100 for none.
-        temperature: At most 100, or `math.inf` for the limit.
-        label_weight: The labels' share, 0 to 1.
-
-    Raises:
-        ValueError: For what would be broadcast or give a wrong number without an error.
-    """
-    if student.shape != teacher.shape or student.dim() != 2:
-        shapes = f"student {tuple(student.shape)}, teacher {tuple(teacher.shape)}"
-        raise ValueError(f"{shapes}: both have the same shape (texts, classes)")
-    if not 0 < temperature <= HIGHEST and temperature != math.inf:
-        raise ValueError(f"temperature is above 0, at most {HIGHEST}, or inf, not {temperature}")
-    if not 0 <= label_weight <= 1 or (label_weight and labels is None):
-        raise ValueError(f"label_weight is from 0 to 1, with labels, not {label_weight}")
-    if labels is None:
-        labels = torch.full(student.shape[:1], UNLABELLED, device=student.device)
-    exact = torch.promote_types(student.dtype, torch.float32)  # 16 bits are too few
-    student, teacher = student.to(exact), teacher.detach().to(exact)
-    return recipe.distillation_loss(student, teacher, labels, temperature, label_weight)
 
 
 def teacher_logits(
@@ -120,11 +86,16 @@ def distill(
         teacher: Another one. It is in eval mode and wants no gradient from then on.
         tokenizer: Of both.
         examples: A table with id, text and, if labels count, label (-100 for none).
-        temperature: See `distillation_loss`, as for `label_weight`.
-        label_weight: 1 is plain fine-tuning.
+        temperature: At most 100, or `math.inf` for the limit.
+        label_weight: The labels' share, 0 to 1, which is plain fine-tuning.
         file: See `teacher_logits`.
         training: Options of `train`.
+
+    Raises:
+        ValueError: For what would train a wrong student in silence.
     """
+    if not (0 < temperature <= HIGHEST or temperature == math.inf) or not 0 <= label_weight <= 1:
+        raise ValueError(f"temperature is from 0 to {HIGHEST} or inf, label_weight from 0 to 1")
     check_pair(teacher, student)
     teacher.eval().requires_grad_(False)
     ids, texts = examples["id"].tolist(), examples["text"].tolist()
@@ -132,9 +103,9 @@ def distill(
     if label_weight:
         labels = torch.tensor(examples["label"].tolist())
     targets = teacher_logits(teacher, tokenizer, ids, texts, file)
-    options = {"temperature": temperature, "label_weight": label_weight}
 
     def loss(logits, rows):
-        return distillation_loss(logits.cpu(), targets[rows], labels[rows], **options)
+        own = logits.float().cpu()  # 16 bits are too few
+        return recipe.distillation_loss(own, targets[rows], labels[rows], temperature, label_weight)
 
     return train(student, tokenizer, texts, loss, **training)
