@@ -132,4 +132,4 @@ def step(name: str, folder: str, texts: list[str], every: list[str]):
         size = sum(parameter.nbytes for parameter in model.parameters())
     labels = answer(every).argmax(1).tolist()
     extra = {"MB": size / 1e6, "logits": call(texts[:8]).tolist(), "labels": labels}
-    return call, {"texts": texts}, extra
+    return call, (texts,), extra
