@@ -1,12 +1,9 @@
 """The pipelines of notebook 08: every way gives the same logits, and its cells show their code."""
 
-import ast
 import itertools
-from pathlib import Path
 
 from helpers.lessons import pipelines
 from helpers.recipes import fast_pipeline, onnx_export
-from helpers.tools import notebook_checks, notebooks
 
 import numpy as np
 import pytest
@@ -51,17 +48,33 @@ def test_a_file_without_a_mask_is_refused(tokenizer):
         fast_pipeline.classify(TEXTS, Session(), tokenizer, workers=1)
 
 
-def test_the_notebook_shows_these_functions():
-    def functions(source):
-        nodes = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
-        return {node.name: ast.dump(node) for node in nodes}
+def test_the_baseline_is_as_often_right_where_it_is_sure_as_was_asked_for():
+    """On texts held out of its training: half of these cannot be told apart."""
+    known = [f"good film {n}" for n in range(20)] + [f"bad film {n}" for n in range(20)]
+    labels = [1] * 20 + [0] * 20
+    texts, coin = known + ["a film"] * 40, [0, 1] * 20
+    first, threshold = fast_pipeline.train_baseline(texts, labels + coin, 0.95)
+    sure = first.predict_proba(["good film", "bad film", "a film"]).max(1) >= threshold
+    assert sure.tolist() == [True, True, False]
+    assert fast_pipeline.train_baseline(["a film"] * 40, coin, 0.95)[1] == np.inf
 
-    (page,) = notebooks.NOTEBOOKS.glob("08_*.ipynb")
-    cells = notebook_checks.code_cells(notebook_checks.load(page))
-    shown = functions("\n".join(notebook_checks.source(cell) for cell in cells))
-    ours = functions(Path(pipelines.__file__).read_text(encoding="utf-8"))
-    for name in ("one_by_one", "run_one_by_one"):
-        assert shown[name] == ours[name]
+
+def test_a_cascade_asks_only_about_what_the_baseline_is_not_sure_of():
+    asked = []
+
+    class Baseline:
+        def predict_log_proba(self, texts):
+            return np.log([[0.1, 0.9] if "good" in text else [0.5, 0.5] for text in texts])
+
+    def rest(texts):
+        asked.extend(texts)
+        return np.array([[3.0, 1.0]] * len(texts))
+
+    texts = ["bad", "good", "worse", "a good film"]
+    logits = fast_pipeline.cascade(texts, Baseline(), 0.9 - 1e-9, rest)
+    assert logits.argmax(1).tolist() == [0, 1, 0, 1]
+    assert asked == ["bad", "worse"]
+    fast_pipeline.cascade(["good"], Baseline(), 0.9 - 1e-9, None)  # nobody is asked
 
 
 def test_each_step_changes_one_thing():

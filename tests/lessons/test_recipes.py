@@ -320,3 +320,8 @@ def test_fast_pipeline(exported, folder, classifier, tokenizer, tmp_path):
     np.testing.assert_allclose(found, expected.numpy(), atol=1e-4)
     labels = [line.split("\t")[0] for line in printed.splitlines()[: len(TEXTS)]]
     assert labels == [str(int(label)) for label in expected.argmax(-1)]
+    known = "\n".join(["0\tbad bad film", "1\tgood film", "2\tso so"] * 10)
+    (tmp_path / "known.tsv").write_text(known)
+    options = ["--labelled", tmp_path / "known.tsv"]
+    printed = python("fast_pipeline", exported, folder, tmp_path / "texts.txt", *options)
+    assert f"{len(TEXTS)} texts, " in printed

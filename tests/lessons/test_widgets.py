@@ -148,42 +148,25 @@ def test_moving_the_temperature_explorer():
     moving(explorer, moves)
 
 
+NAMES = ["6 layers", "3 layers, int8", "3 layers, int8, one by one", "2 layers, int8", "baseline"]
 PIPELINES = pandas.DataFrame(
-    {"MB": [400.0, 90, 23, 11], "ms": [200.0, 12, 6, 1], "accuracy": [0.90, 0.895, 0.89, 0.85]},
-    index=["pasted", "small", "int8", "tiny"],
+    {"ms": [2.0, 0.4, 0.41, 0.38, 0.03], "accuracy": [0.875, 0.871, 0.871, 0.869, 0.82]},
+    index=NAMES,
 )
+CURVE = pandas.DataFrame(
+    {"threshold": [0.5, 0.75, 1.0], "share": [1.0, 0.6, 0.0], "ms": [0.03, 0.2, 0.43]}
+).assign(accuracy=[0.82, 0.87, 0.871])
 
 
-@pytest.mark.parametrize(
-    ("limits", "names"),
-    [
-        ((1000, 1000, 8), ["pasted", "small", "int8", "tiny"]),
-        ((90, 12, 0.6), ["small"]),  # a limit may be reached
-        ((50, 100, 2), ["int8"]),
-        ((1000, 1000, 0), ["pasted"]),
-        ((1, 1000, 8), []),
-    ],
-    ids=str,
-)
-def test_within_keeps_all_three_limits(limits, names):
-    assert list(chooser.within(PIPELINES, *limits).index) == names
+def test_the_front_holds_what_nothing_beats():
+    assert list(chooser.front(PIPELINES).index) == [NAMES[row] for row in (4, 3, 1, 0)]
 
 
-def test_the_fastest_within_limits_stands_out():
-    shown = chooser.choice_picture(PIPELINES, 100, 50, 2)
-    limits = "At most 100 MB, 50 ms a sentence and 2.0 points to lose"
-    assert f"{limits}: int8 (23 MB, 6 ms, 1.0 points lost)." in shown
-    assert "nothing here is within all three limits" in chooser.choice_picture(PIPELINES, 1, 50, 2)
-
-
-def test_moving_the_pipeline_chooser():
-    explorer = chooser.pipeline_chooser(PIPELINES)
-    assert ": int8 (23 MB" in explorer.children[-1].value  # loses exactly the one point
-    moves = (
-        ("points to lose", 6.0, ": tiny (11 MB"),
-        ("MB at most", 10**0.5, "Loosen one."),
-    )
-    moving(explorer, moves)
+def test_moving_the_threshold():
+    explorer = chooser.cascade_explorer(PIPELINES, CURVE, 0.75)
+    words = "the baseline answers 60%, 87.0 % are right, 0.200 ms a text, a million in 3.3 minutes"
+    assert f"Threshold 0.75: {words}" in explorer.children[-1].value
+    moving(explorer, [("threshold", 1.0, "the baseline answers 0%"), ("threshold", 0.5, "100%")])
 
 
 def test_tokens_are_coloured_by_their_shares():

@@ -250,20 +250,20 @@ WIDGETS = {
     "pipelines": (
         "08_put_it_together.ipynb",
         [
+            *("import functools", "texts, labels", "part = bench", "pipelines.write_files"),
             *(
-                "import functools",
-                "pipelines.write_files",
                 "test = sentiment",
+                "def one_by_one",
                 "bert_base, teacher",
             ),
-            *("def run_one_by_one", "cpus = machine", "exact, three"),
-            *("choices = {}", "took = timing", "table = pd"),
+            *("def classify", "steps = {", "options = {", "def against", "def train_baseline"),
+            *("train = sentiment", "def cascade", "answers |=", "competitors =", "ms = {"),
         ],
-        "chooser.pipeline_chooser(",
-        "At most 200 MB, 20 ms a sentence and 1.0 points to lose: ",
+        "chooser.cascade_explorer(",
+        "Threshold 0.75: the baseline answers ",
         [
-            (press("ArrowLeft", -1), "20 ms a sentence and 0.9 points to lose: "),
-            (press("ArrowLeft", 1), "200 MB, 17.8 ms a sentence"),
+            (press("ArrowRight"), "Threshold 0.76: "),
+            (press("ArrowLeft"), "Threshold 0.75: "),
         ],
     ),
 }

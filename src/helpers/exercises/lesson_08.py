@@ -1,10 +1,11 @@
 """Checks for the exercises of notebook 08 (put it together)."""
 
-import math
-import numbers
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from helpers.exercises import exercise
+
+import numpy as np
 
 ROWS = [("large", 40.0, 0.90), ("slow", 50.0, 0.89), ("small", 2.0, 0.85)]
 ROWS += [("twin", 2.0, 0.84), ("tiny", 1.0, 0.80), ("late", 3.0, 0.85)]
@@ -15,23 +16,33 @@ BEATEN = {
 }
 
 
+# What three stages give as the probability of label 1
+SURE = {"good": (0.9, 0.1, 0.1), "hm": (0.6, 0.3, 0.8), "bad": (0.05, 0.9, 0.9)}
+SURE |= {"so so": (0.6, 0.1, 0.9), "border": (0.75, 0.1, 0.1)}
+
+
 @exercise
-def check_08_1(answer: Callable[[float, float], float]) -> str | None:
-    """A function (share, factor): how many times as fast the whole gets."""
-    for share, factor in ((0.5, 2), (0.8, 10), (0.25, 1000), (0.0, 5), (1.0, 5)):
-        found, right = answer(share, factor), 1 / (1 - share + share / factor)
-        if isinstance(found, bool) or not isinstance(found, numbers.Real):
-            return f"it should return a number, not {type(found).__name__}"
-        if math.isclose(found, right, rel_tol=1e-3):
-            continue
-        case = f"if {share:.0%} of the time gets {factor} times as fast"
-        case = f"{case} it should give {right:.3g}, not {found:.3g}"
-        if math.isclose(found, 1 / right, rel_tol=1e-3):
-            return f"{case}: that is its time, and the question is how many times as fast"
-        if math.isclose(found, 1 - share + share * factor, rel_tol=1e-3):
-            return f"{case}: that is a mean of speeds. Add up times, not speeds"
-        return case
-    return None
+def check_08_1(answer: Callable[[list[str], list[Callable], float], Sequence[int]]) -> str | None:
+    """A function (texts, stages, threshold): labels from the first stage that is sure."""
+    asked: list[list[str]] = [[], [], []]
+
+    def stage(number: int, texts: list[str]) -> np.ndarray:
+        asked[number] += list(texts)
+        positive = np.array([SURE[text][number] for text in texts])
+        return np.stack([1 - positive, positive], axis=1)
+
+    stages = [partial(stage, number) for number in range(3)]
+    found = answer(list(SURE), stages, 0.75)
+    if found is None:
+        return "it should return the labels"
+    if "good" in asked[1] + asked[2]:
+        return "another stage was asked about a text that stage 1 was sure of: that saves nothing"
+    if "border" in asked[1]:
+        return "a stage that is exactly as sure as the threshold answers"
+    if asked[2] != ["hm"]:
+        return "the last stage should be asked about what no other was sure of, and nothing else"
+    right, found = [1, 1, 0, 0, 1], [int(label) for label in found]
+    return None if found == right else f"expected {right} for {list(SURE)}, not {found}"
 
 
 @exercise

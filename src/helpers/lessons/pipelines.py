@@ -1,10 +1,12 @@
 """The steps of notebook 08, from the code people paste to the fastest; the benchmark's as well."""
 
+import pickle
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from helpers.core import machine, processes
-from helpers.lessons import quantize_onnx, sentiment
+from helpers.lessons import dtypes, onnx_export, quantize_onnx, sentiment, students
 from helpers.models import assets
 from helpers.recipes import fast_pipeline
 
@@ -17,28 +19,48 @@ STEPS = {
     "no padding": ("bert-base", "one by one"),
     "smaller model": ("teacher", "one by one"),
     "ONNX Runtime": ("teacher.onnx", "one by one"),
+    "first token only": ("first-token.onnx", "one by one"),
     "distilled": ("three-layers.onnx", "one by one"),
     "int8": ("three-layers.int8.onnx", "one by one"),
     "batches": ("three-layers.int8.onnx", "batches"),
     "a thread a batch": ("three-layers.int8.onnx", "workers"),
-    "smallest student": ("two-layers.int8.onnx", "workers"),
+    "cascade": ("three-layers.int8.onnx", "where the baseline is less than 90 % sure"),
+    "fast cascade": ("three-layers.int8.onnx", "where the baseline is less than 85 % sure"),
 }
+# What the steps are compared with: each is an answer of its own to the same question.
+BESIDE = {
+    "competent PyTorch": ("teacher", "sorted batches in 16 bits, where the CPU has units for them"),
+    "smallest student": ("two-layers.int8.onnx", "workers"),
+    "baseline": ("TF-IDF", "all at once"),
+}
+# How often a cascade's baseline has to be right, on texts held out of its training
+RIGHT = {"cascade": 0.9, "fast cascade": 0.85}
+
+
+def export(name: str, path: str | Path) -> None:
+    """Write the teacher or a student to ONNX; "first-token" is the teacher, which reads one."""
+    if name == "first-token":
+        onnx_export.export(students.read_first_token(sentiment.teacher()), path)
+    else:
+        sentiment.export(name, path)
 
 
 def write_files(folder: str | Path) -> dict[str, int]:
-    """Write teacher and students as ONNX files, float32 and int8; returns the bytes of each file.
+    """Write teacher and students as ONNX files, the students in int8 as well; returns their bytes.
 
     Exporting takes several times a model's memory: a process of its own gives all of it back.
     """
     sizes = {}
     # CPUs that add products of bytes in 16 bits need weights of 7 bits.
     narrow = not machine.has_int8_dot_product()
-    for name in ("teacher", *sentiment.LAYERS):
+    for name in ("teacher", "first-token", *sentiment.LAYERS):
         path, int8 = (Path(folder) / f"{name}{suffix}" for suffix in (".onnx", ".int8.onnx"))
-        processes.run_in_subprocess(sentiment.export, name, path)
-        options = {"reduced_range": narrow}
-        processes.run_in_subprocess(quantize_onnx.onnx_dynamic, path, int8, **options)
-        sizes |= {file.name: file.stat().st_size for file in (path, int8)}
+        processes.run_in_subprocess(export, name, path)
+        sizes[path.name] = path.stat().st_size
+        if name in sentiment.LAYERS:
+            options = {"reduced_range": narrow}
+            processes.run_in_subprocess(quantize_onnx.onnx_dynamic, path, int8, **options)
+            sizes[int8.name] = int8.stat().st_size
     return sizes
 
 
@@ -59,41 +81,55 @@ def run_one_by_one(session, tokenizer, texts):
 def open_file(path: str | Path, way: str, tokenizer, cpus: int) -> Callable:
     """Return a function from texts to logits through an ONNX file, in one of the ways of `STEPS`.
 
-    All CPUs work on one text or batch at a time; with "workers", each on a batch of its own.
+    All CPUs work on one text or batch at a time; in the other ways, each on a batch of its own.
     """
-    session = fast_pipeline.open_session(path, threads=1 if way == "workers" else cpus)
+    alone = way in ("one by one", "batches")
+    session = fast_pipeline.open_session(path, threads=cpus if alone else 1)
     if way == "one by one":
         return lambda texts: run_one_by_one(session, tokenizer, texts)
-    workers = cpus if way == "workers" else 1
+    workers = 1 if alone else cpus
     return lambda texts: fast_pipeline.classify(texts, session, tokenizer, workers)
+
+
+def set_up(name: str, folder: str | Path, cpus: int) -> tuple[Callable, int]:
+    """Return the function from texts to logits of a step that is no loop, and its bytes."""
+    source, way = (STEPS | BESIDE)[name]
+    path, call, size = Path(folder) / source, None, 0
+    if path.suffix == ".onnx":
+        call, size = open_file(path, way, assets.tokenizer("minilm"), cpus), path.stat().st_size
+    if name in RIGHT or name == "baseline":
+        train = sentiment.sentences("train")
+        known = (train["text"].tolist(), train["label"].tolist())
+        first, threshold = fast_pipeline.train_baseline(*known, RIGHT.get(name, 0.9))
+        options = {"baseline": first, "threshold": threshold, "answer_rest": call}
+        call = partial(fast_pipeline.cascade, **options) if call else first.predict_log_proba
+        size += len(pickle.dumps(first))
+    if name == "competent PyTorch":
+        model = sentiment.teacher().to(dtypes.choose_dtype(torch.device("cpu")))
+        call = partial(sentiment.logits, model, max_tokens=512)
+        size = sum(parameter.nbytes for parameter in model.parameters())
+    return call, size
 
 
 def step(name: str, folder: str, texts: list[str], every: list[str]):
     """Set up one step for two CPUs as an arm of `timing.compare`.
 
-    Its extra holds megabytes, the first logits, and the labels of `every` text (none for the
-    padded step, which would take minutes: the same model without padding answers for it).
+    Its extra holds megabytes, the first logits, and the labels of `every` text. (For a loop, which
+    would take minutes, they are those of batches without padding.)
     """
     from transformers import BertForSequenceClassification
 
-    source, way = STEPS[name]
-    tokenizer = assets.tokenizer("minilm")  # its vocabulary is BERT-base's
-    labels = []
-    if source.endswith(".onnx"):
-        path = Path(folder) / source
-        logits, size = open_file(path, way, tokenizer, cpus=2), path.stat().st_size
-        labels = logits(every).argmax(1).tolist()
-    else:
+    source, way = (STEPS | BESIDE)[name]
+    call, size = set_up(name, folder, cpus=2)
+    answer = call
+    if not call:
         model = sentiment.teacher()
         if source == "bert-base":
             model = assets.model(source, BertForSequenceClassification)
+        padding, tokenizer = way == "padded" and "max_length", assets.tokenizer("minilm")
+        call = partial(one_by_one, model, tokenizer, padding=padding)
+        answer = partial(sentiment.logits, model)
         size = sum(parameter.nbytes for parameter in model.parameters())
-        padding = "max_length" if way == "padded" else False
-
-        def logits(texts):
-            return one_by_one(model, tokenizer, texts, padding)
-
-        if way != "padded":
-            labels = sentiment.logits(model, every).argmax(1).tolist()
-    extra = {"MB": size / 1e6, "logits": logits(texts[:8]).tolist(), "labels": labels}
-    return logits, (texts,), extra
+    labels = answer(every).argmax(1).tolist()
+    extra = {"MB": size / 1e6, "logits": call(texts[:8]).tolist(), "labels": labels}
+    return call, (texts,), extra

@@ -121,6 +121,7 @@ def _step_row(step: str, before: str, took, labels: list[int], count: int) -> di
         "low": ratio.low,
         "high": ratio.high,
         "times before": took.ratio(before, step).value,
+        "times plain loop": took.ratio("smaller model", step).value,
         "MB": extra["MB"],
         "accuracy": score.value,
         "from": score.low,
@@ -132,35 +133,34 @@ def _step_row(step: str, before: str, took, labels: list[int], count: int) -> di
 
 
 def pipeline(quick: bool) -> Part:
-    """Measure every step from the code people paste to the best that these cores can do.
+    """Measure every step of notebook 08 and what stands beside them, with two threads each.
 
-    Two threads each; accuracy on all test snippets, in pairs with the teacher. A quick run takes
-    16 snippets to time and 200 to answer.
+    Accuracy on all test snippets, in pairs with the teacher; 16 and 200 snippets in a quick run.
     """
     from helpers.lessons import sentiment
 
     test = sentiment.sentences("test").sample(frac=1, random_state=0)
     test = test[:200] if quick else test
     every, labels = test["text"].tolist(), test["label"].tolist()
-    texts = every[:16] if quick else every[:256]
-    arms, steps = {}, list(pipelines.STEPS)
+    texts, arms = every[:16] if quick else every[:256], {}
+    steps = [*pipelines.STEPS, *pipelines.BESIDE]
     with tempfile.TemporaryDirectory() as folder:
         pipelines.write_files(folder)
         request = {"folder": folder, "texts": texts, "every": every}
         for step in steps:
             arms[step] = ("helpers.lessons.pipelines:step", {"name": step, **request})
         took = timing.compare(arms, rounds=6, warmup=1, threads=2, isolate=True, items=len(texts))
-    padded, unpadded = took.extra["as pasted"], took.extra["no padding"]
-    if not numpy.allclose(padded["logits"], unpadded["logits"], atol=1e-4):
+    if not numpy.allclose(*(took.extra[step]["logits"] for step in steps[:2]), atol=1e-4):
         raise RuntimeError("padding changes the answers of BERT-base")
-    padded["labels"] = unpadded["labels"]
-    rows = []
-    for before, step in zip([steps[0], *steps], steps, strict=False):
-        rows.append(_step_row(step, before, took, labels, len(texts)))
+    before = dict(zip(steps[1:], steps, strict=False)) | {steps[0]: steps[0]}
+    before |= dict.fromkeys(pipelines.BESIDE, "smaller model")
+    rows = [_step_row(step, before[step], took, labels, len(texts)) for step in steps]
     table = pandas.DataFrame(rows).set_index("step")
-    ratios = {}
-    for name, step in (("final", "a thread a batch"), ("smallest", "smallest student")):
+    ratios, names = {}, {"a thread a batch": "final", "smallest student": "smallest"}
+    for step in (*names, *pipelines.RIGHT, "baseline"):
+        name = names.get(step, step.replace(" ", "_"))
         share = table.loc[step, "accuracy"] / table.loc["smaller model", "accuracy"]
-        ratios[f"{name}_over_pasted"] = table.loc[step, "times as pasted"]
-        ratios[f"{name}_share_of_accuracy"] = share
+        ratios |= {f"{name}_over_pasted": table.loc[step, "times as pasted"]}
+        ratios |= {f"{name}_share_of_accuracy": share}
+    ratios["cascade_over_competent"] = took.ratio("competent PyTorch", "cascade").value
     return Part(table, rounded(ratios))
