@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from helpers.core import machine, processes
-from helpers.lessons import onnx_export, quantize_onnx, roofline, sentiment, students
+from helpers.lessons import quantize_onnx, roofline, sentiment
 from helpers.models import assets
 from helpers.recipes import fast_pipeline
 
@@ -37,14 +37,6 @@ BESIDE = {
 RIGHT = {"cascade": 0.9, "fast cascade": 0.85}
 
 
-def export(name: str, path: str | Path) -> None:
-    """Write the teacher or a student to ONNX; "first-token" is the teacher, which reads one."""
-    if name == "first-token":
-        onnx_export.export(students.read_first_token(sentiment.teacher()), path)
-    else:
-        sentiment.export(name, path)
-
-
 def write_files(folder: str | Path) -> dict[str, int]:
     """Write teacher and students as ONNX files, the students in int8 as well; returns their bytes.
 
@@ -55,7 +47,7 @@ def write_files(folder: str | Path) -> dict[str, int]:
     narrow = not machine.has_int8_dot_product()
     for name in ("teacher", "first-token", *sentiment.LAYERS):
         path, int8 = (Path(folder) / f"{name}{suffix}" for suffix in (".onnx", ".int8.onnx"))
-        processes.run_in_subprocess(export, name, path)
+        processes.run_in_subprocess(sentiment.export, name, path)
         sizes[path.name] = path.stat().st_size
         if name in sentiment.LAYERS:
             options = {"reduced_range": narrow}

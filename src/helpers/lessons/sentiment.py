@@ -104,11 +104,15 @@ def student(name: str, folder: Path = STUDENTS):
 def export(name: str, path: str | Path):
     """Write "teacher", or a student of that name, as `onnx_export.export` does.
 
-    It is for `processes.run_in_subprocess`: the exporter keeps some of its memory.
+    "first-token" is the teacher, whose last layer computes only what its head reads. It is for
+    `processes.run_in_subprocess`: the exporter keeps some of its memory.
     """
-    from helpers.lessons import onnx_export
+    from helpers.lessons import onnx_export, students
 
-    return onnx_export.export(teacher() if name == "teacher" else student(name), path)
+    model = student(name) if name in LAYERS else teacher()
+    if name == "first-token":
+        students.read_first_token(model)
+    return onnx_export.export(model, path)
 
 
 def logits(model, texts: Sequence[str], max_tokens: int = 1024):

@@ -6,6 +6,7 @@ import tempfile
 from helpers.core import metrics, processes, timing
 from helpers.lessons import pipelines
 from helpers.models import assets, datasets
+from helpers.recipes import embed_corpus
 from helpers.tools import measure
 from helpers.tools.bench_report import Part, rounded
 from helpers.tools.notebooks import lessons
@@ -43,8 +44,6 @@ def notebooks(quick: bool) -> Part:
 
 def sentences_with(way: str, count: int):
     """Set up one arm: SciBERT's architecture on scientific sentences, sorted or as pasted."""
-    from helpers.recipes import embed_corpus
-
     import torch
 
     model, tokenizer = assets.model("scibert"), assets.tokenizer("scibert")
@@ -73,8 +72,6 @@ def _growth(count: int) -> float:
     Returns:
         By how many megabytes the process grew after the first 10,000.
     """
-    from helpers.recipes.embed_corpus import embed_sorted
-
     from transformers import BertConfig, BertModel
 
     config = BertConfig(
@@ -83,7 +80,7 @@ def _growth(count: int) -> float:
     model, tokenizer, memory = BertModel(config), assets.tokenizer("minilm"), []
     for start in range(0, count, 2000):
         texts = [f"text number {number} of a corpus" for number in range(start, start + 2000)]
-        embed_sorted(texts, model, tokenizer, max_tokens=1024)
+        embed_corpus.embed_sorted(texts, model, tokenizer, max_tokens=1024)
         if start >= 8_000:
             memory.append(processes.process_memory())
     return (memory[-1] - memory[0]) / 1e6
