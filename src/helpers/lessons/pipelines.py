@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from helpers.core import machine, processes
-from helpers.lessons import quantize_onnx, roofline, sentiment
+from helpers.lessons import quantize_onnx, sentiment
 from helpers.models import assets
 from helpers.recipes import fast_pipeline
 
@@ -97,6 +97,8 @@ def set_up(name: str, folder: str | Path, cpus: int) -> tuple[Callable, int]:
         call = partial(fast_pipeline.cascade, **options) if call else first.predict_log_proba
         size += len(pickle.dumps(first))
     if name == "competent PyTorch":
+        from helpers.lessons import roofline  # brings matplotlib
+
         model = sentiment.teacher().to(roofline.choose_dtype(torch.device("cpu")))
         call = partial(sentiment.logits, model, max_tokens=512)
         size = sum(parameter.nbytes for parameter in model.parameters())

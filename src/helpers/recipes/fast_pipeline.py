@@ -13,11 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import onnxruntime
-from sklearn.feature_extraction.text import TfidfVectorizer
-from sklearn.linear_model import LogisticRegression
-from sklearn.model_selection import cross_val_predict
-from sklearn.pipeline import make_pipeline
-from transformers import AutoTokenizer
 
 
 def open_session(
@@ -87,6 +82,11 @@ def train_baseline(texts: Sequence[str], labels: Sequence[int], wanted: float = 
     That is the probability from which on it is right as often as wanted, on texts held out of its
     training. Labels count from 0.
     """
+    from sklearn.feature_extraction.text import TfidfVectorizer  # what answers needs none of it
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import cross_val_predict
+    from sklearn.pipeline import make_pipeline
+
     words = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True)
     baseline = make_pipeline(words, LogisticRegression(C=10, max_iter=300))
     held_out = cross_val_predict(baseline, texts, labels, method="predict_proba")
@@ -106,6 +106,8 @@ def cascade(texts: Sequence[str], baseline, threshold: float, answer_rest) -> np
 
 def main(argv: list[str] | None = None) -> None:
     """Classify the lines of a file; print a label for each, and the speed."""
+    from transformers import AutoTokenizer  # brings PyTorch, which the rest does without
+
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", help="a classifier's .onnx file, float or int8")
     parser.add_argument("tokenizer", help="a folder, or a name on the Hugging Face hub")
