@@ -12,7 +12,6 @@ import time
 
 from helpers.core import files, machine
 from helpers.lessons import students
-from helpers.lessons.roofline import choose_dtype
 from helpers.recipes import embed_corpus
 from helpers.recipes.embed_corpus import embed_sorted
 
@@ -105,7 +104,7 @@ def test_case_84_the_command_says_where_it_computed(job, capsys):
 def test_a_cpus_dtype_is_the_one_it_has_units_for(units, monkeypatch):
     monkeypatch.setattr(machine, "cpu_features", lambda: dict.fromkeys(units, True))
     dtype = torch.float32 if units == ["avx2"] else torch.bfloat16
-    assert choose_dtype(torch.device("cpu")) == dtype
+    assert machine.choose_dtype(torch.device("cpu")) == dtype
 
 
 @pytest.mark.parametrize(
@@ -113,7 +112,7 @@ def test_a_cpus_dtype_is_the_one_it_has_units_for(units, monkeypatch):
 )
 def test_a_gpus_dtype_is_the_one_it_has_units_for(generation, dtype, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (generation, 0))
-    assert choose_dtype(torch.device("cuda")) == getattr(torch, dtype)
+    assert machine.choose_dtype(torch.device("cuda")) == getattr(torch, dtype)
 
 
 @pytest.mark.parametrize(

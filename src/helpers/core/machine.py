@@ -127,6 +127,21 @@ def has_int8_dot_product() -> bool:
     return any(cpu_features().get(name) for name in names)
 
 
+def choose_dtype(device):
+    """Return the torch dtype of 16 bits that a torch.device has units for, else float32."""
+    import torch
+
+    if device.type == "cuda":
+        generation, _ = torch.cuda.get_device_capability(device)
+        if generation == 7:
+            return torch.float16
+        units = generation > 7
+    else:
+        features = cpu_features() if device.type == "cpu" else {}
+        units = any(features.get(unit) for unit in ("avx512_bf16", "amx_bf16", "arm_bf16"))
+    return torch.bfloat16 if units else torch.float32
+
+
 def devices() -> list[str]:
     """Return the devices torch can compute on, best first and "cpu" last: ["cuda:0", "cpu"]."""
     import torch

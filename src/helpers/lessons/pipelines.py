@@ -24,8 +24,8 @@ STEPS = {
     "int8": ("three-layers.int8.onnx", "one by one"),
     "batches": ("three-layers.int8.onnx", "batches"),
     "a thread a batch": ("three-layers.int8.onnx", "workers"),
-    "cascade": ("three-layers.int8.onnx", "where the baseline is less than 90 % sure"),
-    "fast cascade": ("three-layers.int8.onnx", "where the baseline is less than 85 % sure"),
+    "cascade": ("three-layers.int8.onnx", "workers, unless a baseline right on 90 % is sure"),
+    "fast cascade": ("three-layers.int8.onnx", "workers, unless a baseline right on 85 % is sure"),
 }
 # What the steps are compared with: each is an answer of its own to the same question.
 BESIDE = {
@@ -33,7 +33,7 @@ BESIDE = {
     "smallest student": ("two-layers.int8.onnx", "workers"),
     "baseline": ("TF-IDF", "all at once"),
 }
-# How often a cascade's baseline has to be right, on texts held out of its training
+# How often a cascade's baseline has to be right where it is sure, on texts held out of its training
 RIGHT = {"cascade": 0.9, "fast cascade": 0.85}
 
 
@@ -73,13 +73,13 @@ def run_one_by_one(session, tokenizer, texts):
 def open_file(path: str | Path, way: str, tokenizer, cpus: int) -> Callable:
     """Return a function from texts to logits through an ONNX file, in one of the ways of `STEPS`.
 
-    All CPUs work on one text or batch at a time; in the other ways, each on a batch of its own.
+    All CPUs work on one text or batch at a time; with "workers", each on a batch of its own.
     """
-    alone = way in ("one by one", "batches")
-    session = fast_pipeline.open_session(path, threads=cpus if alone else 1)
+    each = way.startswith("workers")
+    session = fast_pipeline.open_session(path, threads=1 if each else cpus)
     if way == "one by one":
         return lambda texts: run_one_by_one(session, tokenizer, texts)
-    workers = 1 if alone else cpus
+    workers = cpus if each else 1
     return lambda texts: fast_pipeline.classify(texts, session, tokenizer, workers)
 
 
@@ -97,9 +97,7 @@ def set_up(name: str, folder: str | Path, cpus: int) -> tuple[Callable, int]:
         call = partial(fast_pipeline.cascade, **options) if call else first.predict_log_proba
         size += len(pickle.dumps(first))
     if name == "competent PyTorch":
-        from helpers.lessons import roofline  # brings matplotlib
-
-        model = sentiment.teacher().to(roofline.choose_dtype(torch.device("cpu")))
+        model = sentiment.teacher().to(machine.choose_dtype(torch.device("cpu")))
         call = partial(sentiment.logits, model, max_tokens=512)
         size = sum(parameter.nbytes for parameter in model.parameters())
     return call, size

@@ -15,7 +15,7 @@ from pathlib import Path
 from helpers.core import files
 from helpers.core.quiet import quiet
 from helpers.lessons.device_errors import known
-from helpers.recipes.int8 import OPERATORS, int8_weights, quantize
+from helpers.recipes.int8 import OPERATORS, quantize
 
 import onnx
 from onnxruntime import quantization
@@ -81,8 +81,7 @@ def onnx_dynamic(
         raise ValueError(f"{Path(source).name} has no {operators} that can become int8")
     options["op_types_to_quantize"] = operators
     with quiet(), _regular(source) as whole, files.atomic_write(target) as part:
-        quantize(whole, part, reduced_range, **options)
-        names = int8_weights(part) - int8_weights(whole)
+        names = quantize(whole, part, reduced_range, **options)
         before, after = _weights(whole), _weights(part)
         return QuantizationReport(tuple(sorted(names)), before, after, path=Path(target))
 

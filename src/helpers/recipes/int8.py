@@ -41,8 +41,8 @@ def int8_weights(path: str | Path) -> set[str]:
 
 def quantize(
     source: str | Path, target: str | Path, reduced_range: bool | None = None, **changes
-) -> None:
-    """Write an ONNX file with int8 weights, one scale for each output channel.
+) -> set[str]:
+    """Write an ONNX file with int8 weights, one scale for each output channel; return their names.
 
     Activations get their scale anew in each call, from the whole batch: a text's answer can
     depend on its neighbours. A reduced range, weights of 7 bits, is the default where this CPU
@@ -53,9 +53,10 @@ def quantize(
     options = {"op_types_to_quantize": OPERATORS, "weight_type": QuantType.QInt8}
     options |= {"per_channel": True, "reduce_range": reduced_range}
     quantize_dynamic(str(source), str(target), **options | changes)
-    if not int8_weights(target) - int8_weights(source):
-        Path(target).unlink()
-        raise ValueError(f"no weight of {source} became int8: it has no such operators, or is int8")
+    if made := int8_weights(target) - int8_weights(source):
+        return made
+    Path(target).unlink()
+    raise ValueError(f"no weight of {source} became int8: it has no such operators, or is int8")
 
 
 def logits(path: str | Path, texts: Sequence[str], tokenizer) -> np.ndarray:

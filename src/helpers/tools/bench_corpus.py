@@ -157,7 +157,7 @@ def pipeline(quick: bool) -> Part:
     for step in (*names, *pipelines.RIGHT, "baseline"):
         name = names.get(step, step.replace(" ", "_"))
         share = table.loc[step, "accuracy"] / table.loc["smaller model", "accuracy"]
-        ratios |= {f"{name}_over_pasted": table.loc[step, "times as pasted"]}
-        ratios |= {f"{name}_share_of_accuracy": share}
+        ratios[f"{name}_over_pasted"] = table.loc[step, "times as pasted"]
+        ratios[f"{name}_share_of_accuracy"] = share
     ratios["cascade_over_competent"] = took.ratio("competent PyTorch", "cascade").value
     return Part(table, rounded(ratios))

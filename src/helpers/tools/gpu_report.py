@@ -16,7 +16,7 @@ from pathlib import Path
 
 from helpers.core import cuda, files, machine, timing
 from helpers.lessons import memory, training_step
-from helpers.lessons.roofline import choose_dtype, flops, peaks
+from helpers.lessons.roofline import flops, peaks
 from helpers.models import assets, datasets
 from helpers.recipes.embed_corpus import embed_sorted
 from helpers.tools import bench
@@ -73,7 +73,7 @@ def report(device: str = "cuda", plan: dict | None = None) -> dict:
     start, gpu, half = time.perf_counter(), machine.cpu_name(), torch.bfloat16
     plan = plan or full_plan()
     if device == "cuda":
-        gpu, half = torch.cuda.get_device_name(), choose_dtype(torch.device(device))
+        gpu, half = torch.cuda.get_device_name(), machine.choose_dtype(torch.device(device))
     names = ("16-bit TFLOP/s", "float32 TFLOP/s", "GB/s")
     result = {
         "gpu": gpu,
