@@ -117,7 +117,7 @@ def moving(explorer, moves):
 
 def test_moving_the_quantization_explorer():
     explorer = quantization.quantization_explorer(MATRIX)
-    assert "4 bits, symmetric, one scale: 15 levels" in explorer.children[-1].value
+    assert "6 bits, symmetric, one scale: 63 levels" in explorer.children[-1].value
     moves = (
         ("bits", 2, "2 bits, symmetric, one scale: 3 levels"),
         ("symmetric", False, "2 bits, asymmetric, one scale: 4 levels"),

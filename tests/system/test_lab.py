@@ -1,5 +1,6 @@
 """The real JupyterLab, started as a reader starts it, runs a lesson in a real browser."""
 
+import ast
 import json
 import os
 import socket
@@ -9,7 +10,7 @@ import time
 import urllib.request
 from pathlib import Path
 
-from helpers.tools import notebooks
+from helpers.tools import notebook_checks, notebooks
 from helpers.tools.browser import MISSING
 from helpers.tools.browser import find as find_browser
 
@@ -167,9 +168,9 @@ def test_the_printed_address_opens_the_first_lesson(lab, browser):
         page.close()
 
 
-def run_cell(page, text):
-    """Run the code cell that holds a text, wait until it is done, and return it."""
-    cell = page.locator(".jp-CodeCell", has_text=text).first
+def run_cell(page, number):
+    """Run the code cell with a number, wait until it is done, and return it."""
+    cell = page.locator(".jp-CodeCell").nth(number)
     cell.locator(".cm-content").click()
     page.keyboard.press("Control+Enter")
     page.wait_for_function(
@@ -180,19 +181,48 @@ def run_cell(page, text):
     return cell
 
 
+def run_up_to(page, name, text):
+    """Run the code cell that holds a text, before it those that bind what it needs; returns it."""
+    notebook = notebook_checks.load(notebooks.NOTEBOOKS / name)
+    cells = [notebook_checks.source(cell) for cell in notebook_checks.code_cells(notebook)]
+    last = next(number for number, source in enumerate(cells) if text in source)
+    wanted, chosen = names(cells[last])[1], []
+    for number in reversed(range(last)):
+        bound, read = names(cells[number])
+        if bound & wanted:
+            wanted |= read
+            chosen.insert(0, number)
+    for number in chosen:
+        run_cell(page, number)
+    return run_cell(page, last)
+
+
+def names(source):
+    """The names that a cell binds, and those that it reads."""
+    bound, read = set(), set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Name):
+            (read if isinstance(node.ctx, ast.Load) else bound).add(node.id)
+        elif isinstance(node, ast.alias):
+            bound.add((node.asname or node.name).split(".")[0])
+        elif isinstance(node, ast.FunctionDef):
+            bound.add(node.name)
+    return bound, read
+
+
 def moved(page, cell, act):
     """Move a widget; returns the seconds until number and picture have followed."""
     caption, picture = cell.locator("figcaption"), cell.locator("figure img")
-    old = caption.inner_text(), picture.get_attribute("src")
+    old = [caption.inner_text(), picture.get_attribute("src")]
     start = time.perf_counter()
     act(cell)
     page.wait_for_function(
-        "([cell, old]) => cell.querySelector('figcaption').innerText !== old",
-        arg=[cell.element_handle(), old[0]],
+        """([cell, text, source]) => cell.querySelector('figcaption').innerText !== text
+            && cell.querySelector('figure img').getAttribute('src') !== source""",
+        arg=[cell.element_handle(), *old],
         timeout=10_000,
     )
     seconds = time.perf_counter() - start
-    assert picture.get_attribute("src") != old[1]
     assert picture.get_attribute("alt") == caption.inner_text()
     return seconds
 
@@ -212,12 +242,10 @@ def tick(cell):
     cell.locator("input[type=checkbox]").click()
 
 
-# Notebook, cells to run before the widget's, words of the widget's cell, caption at first, moves
-# and captions.
+# Notebook, words of the widget's cell, caption at first, moves and captions.
 WIDGETS = {
     "memory": (
         "02_gpu_memory.ipynb",
-        ["import accelerate"],
         "= memory_explorer()",
         'predict_peak("bert-base", 32, 512, ',
         [
@@ -228,18 +256,16 @@ WIDGETS = {
     ),
     "quantization": (
         "05_quantization.ipynb",
-        ["import copy", "sentiment.teacher()", "weights = "],
         "quantization.quantization_explorer(",
-        "4 bits, symmetric, one scale: 15 levels",
+        "6 bits, symmetric, one scale: 63 levels",
         [
-            (press("ArrowLeft"), "3 bits, symmetric, one scale: 7 levels"),
-            (tick, "3 bits, asymmetric, one scale: 8 levels"),
-            (select("per output channel"), "3 bits, asymmetric, a scale for each of 384 rows"),
+            (press("ArrowRight"), "7 bits, symmetric, one scale: 127 levels"),
+            (tick, "7 bits, asymmetric, one scale: 128 levels"),
+            (select("per output channel"), "7 bits, asymmetric, a scale for each of 384 rows"),
         ],
     ),
     "temperature": (
         "06_distillation.ipynb",
-        ["import shutil"],
         "= temperature_explorer()",
         "T = 2: probabilities 0.786, 0.175, 0.039",
         [
@@ -249,16 +275,6 @@ WIDGETS = {
     ),
     "pipelines": (
         "08_put_it_together.ipynb",
-        [
-            *("import functools", "texts, labels", "part = bench", "pipelines.write_files"),
-            *(
-                "test = sentiment",
-                "def one_by_one",
-                "bert_base, teacher",
-            ),
-            *("def classify", "steps = {", "options = {", "def against", "def train_baseline"),
-            *("train = sentiment", "def cascade", "answers |=", "competitors =", "ms = {"),
-        ],
         "chooser.cascade_explorer(",
         "Threshold 0.75: the baseline answers ",
         [
@@ -269,15 +285,11 @@ WIDGETS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "before", "words", "caption", "moves"), WIDGETS.values(), ids=WIDGETS
-)
-def test_a_widget_answers_when_it_is_moved(lab, browser, name, before, words, caption, moves):
+@pytest.mark.parametrize(("name", "words", "caption", "moves"), WIDGETS.values(), ids=WIDGETS)
+def test_a_widget_answers_when_it_is_moved(lab, browser, name, words, caption, moves):
     page = open_notebook(browser, lab, name)
     try:
-        for text in before:
-            run_cell(page, text)
-        cell = run_cell(page, words)
+        cell = run_up_to(page, name, words)
         shown = cell.locator("figcaption")
         shown.wait_for(timeout=20_000)
         assert caption in shown.inner_text()
@@ -295,9 +307,7 @@ def test_a_widget_answers_when_it_is_moved(lab, browser, name, before, words, ca
 def test_the_text_field_recolours_the_tokens_while_one_types(lab, browser):
     page = open_notebook(browser, lab, "00_start_here.ipynb")
     try:
-        for text in ("import os", "train_vectors = ", "def classify", "def token_", "def show_"):
-            run_cell(page, text)
-        cell = run_cell(page, "tokens.text_explorer(")
+        cell = run_up_to(page, "00_start_here.ipynb", "tokens.text_explorer(")
         cell.locator("figcaption", has_text="I wanted to love it.").wait_for(timeout=20_000)
         colours = "spans => spans.map(span => span.style.background)"
         before = cell.locator("figure span").evaluate_all(colours)

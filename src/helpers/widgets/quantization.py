@@ -27,8 +27,10 @@ def quantization_picture(
     reach = max(float(numpy.quantile(numpy.abs(weights), 0.9995)), 1e-9)
     fig, axes = plots.plt.subplots(figsize=(8, 2.4))
     axes.hist(shown, bins=60, range=(-reach, reach), color=plots.SKY)
-    lines = {"transform": axes.get_xaxis_transform(), "linewidth": min(1.8, 60 / len(q))}
-    axes.vlines((q - zero[row]) * scale[row], 0, 1, color=plots.RED, **lines)
+    levels = (q - zero[row]) * scale[row]
+    levels = levels[numpy.abs(levels) <= reach]
+    lines = {"transform": axes.get_xaxis_transform(), "linewidth": min(1.8, 60 / len(levels))}
+    axes.vlines(levels, 0, 1, color=plots.RED, **lines)
     zeros = numpy.mean(restored == 0)
     axes.set_title(f"{kind}: {zeros:.0%} of the weights become 0", loc="left", fontsize=11)
     axes.set(xlim=(-reach, reach), xlabel="weight (red lines: the levels)", ylabel="how many")
@@ -43,7 +45,7 @@ def quantization_explorer(weights: numpy.ndarray) -> ipywidgets.VBox:
     """Return controls for bits, symmetry and granularity above the picture that they choose."""
     scales = {"whole matrix": False, "per output channel": True}
     controls = [
-        ipywidgets.IntSlider(4, 2, 8, description="bits"),
+        ipywidgets.IntSlider(6, 2, 8, description="bits"),
         ipywidgets.Checkbox(True, description="symmetric"),
         ipywidgets.Dropdown(options=scales, description="a scale for"),
     ]
