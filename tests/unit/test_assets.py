@@ -579,6 +579,6 @@ def test_unlabelled_texts_are_there_and_apart_from_the_reviews():
         "tweets": 4200,
         "amazonReviewSnippets": 3708,
     }
-    assert list(table.columns) == ["id", "text", "source"]
+    assert list(table.columns) == ["id", "text", "rating", "source"]
     assert table["text"].str.len().min() > 0
     assert not set(table["text"]) & set(datasets.reviews()["text"])

@@ -121,9 +121,10 @@ def logits(model, texts: Sequence[str], max_tokens: int = 1024):
 
 
 def transfer_texts():
-    """Return what students learn from, about 21,000 texts, as a table: id, text, label.
+    """Return what students learn from, about 21,000 texts, as a table: id, text, rating, label.
 
-    They are the training snippets, and texts without a label, which have -100.
+    They are the training snippets, and texts from elsewhere, whose label is -100: no student sees
+    what people said of those.
     """
     from helpers.lessons import distillation
 
@@ -132,4 +133,4 @@ def transfer_texts():
     rows, more = sentences("train").assign(source="reviews"), datasets.unlabelled()
     table = pd.concat([rows, more.assign(label=distillation.UNLABELLED)], ignore_index=True)
     table["id"] = table["source"] + "/" + table["id"].astype(str)
-    return table[["id", "text", "label"]]
+    return table[["id", "text", "rating", "label"]]

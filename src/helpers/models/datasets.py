@@ -34,7 +34,7 @@ def reviews() -> pd.DataFrame:
 
 
 def unlabelled() -> pd.DataFrame:
-    """Return about 13,100 sentences that come without labels here: id (str), text, source.
+    """Return about 13,100 sentences whose ratings no model learns: id (str), text, rating, source.
 
     They are the tweets, product reviews and newspaper sentences of the archive with the reviews.
     """
@@ -42,7 +42,9 @@ def unlabelled() -> pd.DataFrame:
     origin, parts = obtain(asset), []
     for file in list(asset.package.files)[:-1]:
         table = _rated(origin.folder / file).astype({"id": str})
-        parts.append(table[["id", "text"]].assign(source=file.removesuffix("_GroundTruth.txt")))
+        parts.append(
+            table[["id", "text", "rating"]].assign(source=file.removesuffix("_GroundTruth.txt"))
+        )
     table = pd.concat(parts, ignore_index=True)
     table.attrs["provenance"] = origin
     return table

@@ -1,6 +1,6 @@
 """Cut a student out of a teacher and train it on what the teacher answers (notebook 06).
 
-python distill.py TEACHER_FOLDER texts.tsv STUDENT_FOLDER --layers 0,2,5
+python distill.py TEACHER_FOLDER texts.tsv STUDENT_FOLDER
 """
 
 import argparse
@@ -16,12 +16,12 @@ import transformers
 from torch import Tensor, nn
 
 LAYER = re.compile(r"(?<=\.layer\.|\blayers\.)\d+")  # ".layer.0." in most of the family
-OPTIONS = {"layers": "0,2,5", "epochs": 3, "lr": 2e-4, "temperature": math.inf, "label_weight": 0.0}
+OPTIONS = {"epochs": 3, "lr": 2e-4, "temperature": math.inf, "label_weight": 0.0}
 
 
 def soft_loss(student: Tensor, teacher: Tensor, temperature: float = 1.0) -> Tensor:
     """Return T² x KL(teacher || student) of logits (texts, classes); see arXiv:1503.02531."""
-    if temperature == float("inf"):  # the limit: half the squared difference of the centred logits
+    if temperature == float("inf"):  # limit: half the mean square of centred differences
         return (student - teacher).var(dim=-1, correction=0).mean() / 2
     log_p = nn.functional.log_softmax(teacher / temperature, dim=-1)
     log_q = nn.functional.log_softmax(student / temperature, dim=-1)
@@ -32,7 +32,7 @@ def soft_loss(student: Tensor, teacher: Tensor, temperature: float = 1.0) -> Ten
 def distillation_loss(student, teacher, labels, temperature=math.inf, label_weight=0.0) -> Tensor:
     """Mix the soft loss with cross-entropy for the labels (texts,), -100 where there is none."""
     if student.shape[-1] < 2:
-        raise ValueError("one logit is no distribution: its soft loss is always 0")
+        raise ValueError("a single logit has no distribution: its soft loss is always 0")
     own = nn.functional.cross_entropy(student, labels, reduction="sum")
     own = own / (labels != -100).sum().clamp(min=1)
     return (1 - label_weight) * soft_loss(student, teacher, temperature) + label_weight * own
@@ -98,7 +98,10 @@ def main(argv: list[str] | None = None) -> None:
     teacher.to(torch.accelerator.current_accelerator(check_available=True) or "cpu")
     tokenizer = transformers.AutoTokenizer.from_pretrained(given.teacher)
     settings = {name: vars(given)[name] for name in OPTIONS}
-    student = cut_student(teacher, [int(layer) for layer in settings.pop("layers").split(",")])
+    depth = teacher.config.num_hidden_layers  # by default half, spread, with the first and the last
+    spread = torch.linspace(0, depth - 1, max(2, depth // 2)).round().int().tolist()
+    kept = [int(layer) for layer in given.layers.split(",")] if given.layers else spread
+    student = cut_student(teacher, kept)
     for step, loss in enumerate(train(student, teacher, tokenizer, texts, labels, **settings)):
         if step % 50 == 0:
             print(f"step {step}: loss {loss:.4f}", flush=True)
@@ -115,6 +118,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("teacher", help="folder of a fine-tuned classifier")
     parser.add_argument("table", help="tab-separated: a text and, if known, its label's number")
     parser.add_argument("student", help="folder to write")
+    parser.add_argument("--layers", help="such as 0,2,5; default: half of them, with both ends")
     for name, value in OPTIONS.items():
         parser.add_argument(f"--{name}", type=type(value), default=value, help="(%(default)s)")
     return parser.parse_args(argv)

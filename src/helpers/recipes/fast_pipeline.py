@@ -70,17 +70,14 @@ def classify(
 
     with ThreadPoolExecutor(workers) as pool:
         answers = np.concatenate(list(pool.map(answer, groups)))
-    order = np.concatenate(groups)
-    logits = np.empty_like(answers)
-    logits[order] = answers
-    return logits
+    return answers[np.argsort(np.concatenate(groups))]  # in the order of the texts
 
 
 def train_baseline(texts: Sequence[str], labels: Sequence[int], wanted: float = 0.9):
-    """Return TF-IDF of one and two words with logistic regression, and from when on it is sure.
+    """Return TF-IDF of one and two words with logistic regression, and when it counts as sure.
 
-    That is the probability from which on it is right as often as wanted, on texts held out of its
-    training. Labels count from 0.
+    That is the probability from which on it is right as often as wanted on texts held out of its
+    training, a rare class counting as much as a frequent one. Labels count from 0.
     """
     from sklearn.feature_extraction.text import TfidfVectorizer  # what answers needs none of it
     from sklearn.linear_model import LogisticRegression
@@ -91,8 +88,9 @@ def train_baseline(texts: Sequence[str], labels: Sequence[int], wanted: float = 
     baseline = make_pipeline(words, LogisticRegression(C=10, max_iter=300))
     held_out = cross_val_predict(baseline, texts, labels, method="predict_proba")
     sure, right = held_out.max(1), held_out.argmax(1) == np.asarray(labels)
-    enough = [level for level in np.unique(sure) if right[sure >= level].mean() >= wanted]
-    return baseline.fit(texts, labels), min(enough, default=np.inf)
+    levels, weight = np.unique(sure), 1 / np.bincount(labels)[labels]
+    rates = [np.average(right, weights=weight * (sure >= level)) for level in levels]
+    return baseline.fit(texts, labels), min(levels[np.array(rates) >= wanted], default=np.inf)
 
 
 def cascade(texts: Sequence[str], baseline, threshold: float, answer_rest) -> np.ndarray:
