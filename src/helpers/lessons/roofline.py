@@ -66,9 +66,9 @@ def show_limits(limits: dict, measured: dict[str, dict], best: str, rate: float)
     ax.axhline(rate, color=plots.GREY, linestyle="--")
     ax.text(1, 1.2 * rate, best, color=plots.GREY)
     same = (2, next(iter(limits.values()))["overhead"][2])
-    ax.annotate("overhead, the same\nfor every GPU", same, (14, -20), textcoords="offset points")
+    ax.annotate("overhead, the same\nfor every GPU", same, (-40, 22), textcoords="offset points")
     styles = {
-        "-": "limit in plain PyTorch",
+        "-": "limit in plain PyTorch, fed by this CPU",
         ":": "limit without overhead",
         "o": "measured elsewhere",
     }
