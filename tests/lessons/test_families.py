@@ -85,7 +85,7 @@ def test_export_int8_and_pipeline(family, model, tokenizer, tmp_path):
     with quiet(stdout=True):
         path = onnx_export.export(model, tmp_path / "model.onnx", tokenizer)
         int8.quantize(path, tmp_path / "int8.onnx")
-    assert onnx_export.parity(model, onnx_export.open_session(path), tokenizer) < 1e-4
+    assert onnx_export.parity(model, onnx_export.open_session(path, 1), tokenizer) < 1e-4
     texts = ["a short text .", "this one is a good deal longer than that !", "no !"]
     with torch.inference_mode():
         expected = [model(**_known(model, tokenizer(text))).logits[0] for text in texts]

@@ -184,7 +184,7 @@ def test_onnx_export(folder, tmp_path):
 
 @pytest.mark.parametrize("batch", [1, 2, 5])
 def test_an_exported_file_takes_any_shape(exported, classifier, batch):
-    session = onnx_export.open_session(exported)
+    session = onnx_export.open_session(exported, 1)
     for length in (1, 7, 64):
         encoding = {name: np.ones((batch, length), np.int64) for name in onnx_export.INPUTS}
         assert onnx_export.run(session, encoding).shape == (batch, 3)
@@ -193,7 +193,7 @@ def test_an_exported_file_takes_any_shape(exported, classifier, batch):
 
 
 def test_parity_sees_swapped_inputs(exported, classifier, tokenizer, monkeypatch):
-    session = onnx_export.open_session(exported)
+    session = onnx_export.open_session(exported, 1)
     assert onnx_export.parity(classifier, session, tokenizer) < 1e-4
     right = onnx_export.run
 

@@ -63,14 +63,14 @@ def export(model: PreTrainedModel, path: str | Path, tokenizer) -> Path:
         Path(f"{path}.data").unlink(missing_ok=True)  # of an earlier export
         to_program(model, example_inputs(model), opset).save(path)
         with contextlib.suppress(Exception):  # ONNX Runtime's own kinds
-            if parity(model, open_session(path), tokenizer) < 1e-3:
+            if parity(model, open_session(path, 1), tokenizer) < 1e-3:
                 return path
     path.unlink()
     raise RuntimeError(f"no ONNX file computes what this {type(model).__name__} does")
 
 
 def open_session(
-    path: str | Path, threads: int = 1, provider: str = "CPUExecutionProvider"
+    path: str | Path, threads: int, provider: str = "CPUExecutionProvider"
 ) -> onnxruntime.InferenceSession:
     """Open an ONNX file on the provider that is asked for, or raise RuntimeError.
 
@@ -127,7 +127,7 @@ def main(argv: list[str] | None = None) -> None:
     path = export(model, given.target, tokenizer)
     for file in sorted(path.parent.glob(f"{path.name}*")):
         print(f"{file}: {file.stat().st_size / 1e6:.1f} MB")
-    print(f"largest difference: {parity(model, open_session(path), tokenizer):.1e}")
+    print(f"largest difference: {parity(model, open_session(path, 1), tokenizer):.1e}")
 
 
 if __name__ == "__main__":
