@@ -1,6 +1,5 @@
 """The browser of the tests: found, got, or said to be missing."""
 
-import os
 import sys
 
 from helpers.core import files
@@ -37,20 +36,6 @@ def test_a_stub_that_does_not_start_is_passed_over(bare):
     script(bare / "own/chromium-9/chrome-linux64/chrome", "exit 0")
     (bare / "google-chrome").unlink()
     assert browser.find() == str(bare / "own/chromium-9/chrome-linux64/chrome")
-
-
-@linux
-def test_root_gets_the_package_where_playwright_cannot_download(bare, monkeypatch, capsys):
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    monkeypatch.setattr(sys, "executable", str(bare / "python"))
-    script(bare / "python", "exit 1")
-    copy = f"[ $1 = install ] && /bin/cp {bare}/python2 {bare}/chromium"
-    script(bare / "apt-get", copy)
-    script(bare / "python2", "exit 0")
-    assert browser.provide() is None
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
-    assert browser.provide() == str(bare / "chromium")
-    assert "Getting a browser" in capsys.readouterr().out
 
 
 @pytest.mark.browser
