@@ -39,7 +39,7 @@ def test_a_stub_that_does_not_start_is_passed_over(bare):
 
 
 @pytest.mark.browser
-def test_without_a_browser_one_line_says_what_was_not_tested(run_python, tmp_path):
+def test_without_a_browser_one_line_says_what_was_not_tested(run_python):
     code = """
         import os, sys, pytest
         from helpers.tools import browser

@@ -222,8 +222,8 @@ def test_the_installed_package_works_in_an_empty_folder(tmp_path):
     empty.mkdir()
     left_out = shutil.ignore_patterns("*.egg-info", "__pycache__")
     shutil.copytree(ROOT / "src", project / "src", ignore=left_out)
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, project)
+    for file in (ROOT / "pyproject.toml", ROOT / "README.md", ROOT / "LICENSE"):
+        shutil.copy(file, project)
 
     def run(*command, status=0):
         variables = os.environ | {"PYTHONPATH": str(site)}

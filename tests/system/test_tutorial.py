@@ -240,8 +240,8 @@ def test_environment_of_somebody_else_is_used_and_never_deleted(built):
     own = built.folder / ".venv/own notes"
     own.touch()
     built.stamp.unlink()
-    for path in built.folder.glob(".venv/lib/*/site-packages/pip*"):  # uv makes such environments
-        shutil.rmtree(path)
+    for path in built.folder.glob(".venv/lib/*/site-packages/pip*"):
+        shutil.rmtree(path)  # as uv makes environments
     process = built.start("test", MINI_WAIT=str(built.wheels / "in pip"))
     wait_for((built.wheels / "in pip").exists)
     process.kill()
@@ -327,12 +327,15 @@ def in_folder(tutorial, monkeypatch, folder):
     monkeypatch.setattr(tutorial, "step", lambda *arguments: pytest.fail("a step was run"))
 
 
-def test_too_little_disk(tutorial, monkeypatch, tmp_path, capsys):
+def test_too_little_disk_beside_a_gpu_that_is_left_out(tutorial, monkeypatch, tmp_path, capsys):
     in_folder(tutorial, monkeypatch, tmp_path)
+    monkeypatch.setattr(tutorial, "nvidia_gpu", lambda: (11040, (8, 6)))
     usage = tutorial.shutil._ntuple_diskusage(9e9, 8e9, 1e9)
     monkeypatch.setattr(tutorial.shutil, "disk_usage", lambda path: usage)
     assert tutorial.main(["doctor"]) == 1
-    assert "needs 2.5 GB free while it is made; there are 1.0 GB" in capsys.readouterr().err
+    out, error = capsys.readouterr()
+    assert "needs 2.5 GB free while it is made; there are 1.0 GB" in error
+    assert "8.6) with this driver (for CUDA 11.4), so .venv gets the CPU build" in out
 
 
 def test_no_ensurepip(tutorial, monkeypatch, tmp_path, capsys):
@@ -342,23 +345,15 @@ def test_no_ensurepip(tutorial, monkeypatch, tmp_path, capsys):
     assert f"apt install python3.{sys.version_info[1]}-venv" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("error", "advice"),
-    [
-        (OSError(errno.ENOSPC, "No space left on device"), "disk is full"),
-        (PermissionError(errno.EACCES, "Permission denied"), "yours to write in"),
-        (OSError(errno.EROFS, "Read-only file system"), "yours to write in"),
-    ],
-)
-def test_system_errors_become_sentences(tutorial, monkeypatch, tmp_path, capsys, error, advice):
+def test_system_errors_become_sentences(tutorial, monkeypatch, tmp_path, capsys):
     in_folder(tutorial, monkeypatch, tmp_path)
 
     def fail(**stamp):
-        raise error
+        raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(tutorial, "write_stamp", fail)
     assert tutorial.main(["doctor"]) == 1
-    assert advice in capsys.readouterr().err
+    assert "disk is full" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -375,6 +370,8 @@ def test_system_errors_become_sentences(tutorial, monkeypatch, tmp_path, capsys,
         ("No matching distribution found for torch==2.13.0", "for this machine and Python"),
         ('OSError: [WinError 126] Error loading "C:\\torch\\lib\\c10.dll"', "vc_redist.x64.exe"),
         ("ERROR: OSError: [Errno 28] No space left on device", "disk is full"),
+        ("[Errno 13] Permission denied", "yours to write in"),
+        ("[Errno 30] Read-only file system", "yours to write in"),
         ("ERROR: OSError: [WinError 5] Access is denied", "still uses .venv"),
         ("one\n" * 20 + "error: subprocess-exited-with-error", "subprocess-exited-with-error"),
     ],
@@ -472,14 +469,6 @@ def test_torch_for_each_machine(tutorial, monkeypatch, system, machine, driver, 
         special = [f"torch==2.13.0+{build}", "--extra-index-url", index]
         plain = build == "its own" or not reachable
         assert arguments == (["torch==2.13.0"] if plain else special)
-
-
-def test_a_gpu_that_is_left_out_is_named(tutorial, monkeypatch, tmp_path, capsys):
-    in_folder(tutorial, monkeypatch, tmp_path)
-    monkeypatch.setattr(tutorial, "nvidia_gpu", lambda: (11040, (8, 6)))
-    with pytest.raises(pytest.fail.Exception, match="a step was run"):
-        tutorial.main(["doctor"])
-    assert "8.6) with this driver (for CUDA 11.4), so .venv gets the" in capsys.readouterr().out
 
 
 def test_recipe_and_explain_need_no_environment(tutorial, monkeypatch, tmp_path):
