@@ -355,22 +355,11 @@ def test_case_04_wordings(wording, meaning):
     assert meaning in device_errors.explain(f"some/file.py:12: RuntimeError: {wording}")
 
 
-TRACEBACK = """Traceback (most recent call last):
-    load("CUDA out of memory")  # the code is not read
-\x1b[31mRuntimeError\x1b[0m: CUDA error: invalid device ordinal
-
-During handling of the above exception, another exception occurred:
-
-Traceback (most recent call last):
-    raise MyError("no table")  # CUDA error: ECC error
-__main__.MyError: no table
-"""
-
-
 def test_the_command_explains_a_message_or_a_pasted_traceback(monkeypatch, capsys):
+    pasted = Path(__file__).with_name("traceback.txt").read_text()  # of two exceptions, coloured
     assert cli.main(["explain", "CUDA", "out", "of", "memory"]) == 0
     assert "smaller batches. (notebook 02: Read the error)" in capsys.readouterr().out
-    for text, meaning in ((TRACEBACK, "renumbered"), ("MyError: no", '"Find your error"')):
+    for text, meaning in ((pasted, "renumbered"), ("MyError: no", '"Find your error"')):
         monkeypatch.setattr("sys.stdin", io.StringIO(text))
         assert cli.main(["explain"]) == int("Find" in meaning)
         assert meaning in capsys.readouterr().out

@@ -2,12 +2,9 @@
 
 import sys
 
-from helpers.core import files
 from helpers.tools import browser
 
 import pytest
-
-linux = pytest.mark.skipif(sys.platform != "linux", reason="stubs are shell scripts")
 
 
 @pytest.fixture
@@ -26,7 +23,7 @@ def script(path, text):
     path.chmod(0o755)
 
 
-@linux
+@pytest.mark.skipif(sys.platform != "linux", reason="stubs are shell scripts")
 def test_a_stub_that_does_not_start_is_passed_over(bare):
     assert browser.find() is None
     script(bare / "chromium-browser", "echo install the snap >&2; exit 1")
@@ -36,19 +33,3 @@ def test_a_stub_that_does_not_start_is_passed_over(bare):
     script(bare / "own/chromium-9/chrome-linux64/chrome", "exit 0")
     (bare / "google-chrome").unlink()
     assert browser.find() == str(bare / "own/chromium-9/chrome-linux64/chrome")
-
-
-@pytest.mark.browser
-def test_without_a_browser_one_line_says_what_was_not_tested(run_python):
-    code = """
-        import os, sys, pytest
-        from helpers.tools import browser
-        browser.find = lambda: None
-        os.chdir(sys.argv[1])
-        sys.exit(pytest.main(["-q", "-rs", "-p", "no:xdist", "tests/system/test_lab.py"]))
-    """
-    done = run_python(code, files.ROOT, check=False, BROWSER="")
-    assert done.returncode == 5, done.stdout  # no test was run
-    assert f"{browser.MISSING}\n" in done.stdout
-    done = run_python(code, files.ROOT, check=False, BROWSER="required")
-    assert (done.returncode, done.stdout.count("AssertionError: JupyterLab")) == (1, 7)
