@@ -159,9 +159,9 @@ def test_case_89_no_cuda_package_without_a_driver():
         (False, "jupyterlab_widgets", "1.0.2", "jupyterlab_widgets 1.0.2 (needs ~=3.0"),
         (True, "torch", "2.12.1+cpu", "torch 2.12.1 (needs ==2.13.0); `python3 tutorial.py lab`"),
         (True, "peft", None, "peft missing (needs =="),
-        (False, "torch", "2.12.1+cpu", None),  # a hub's own is within the bounds
+        (False, "torch", "2.12.0a0+nv26", None),  # a host's own is within the bounds
         (False, "torch", "2.10.0", "(needs >=2.11); `pip install -e . -c constraints.txt` in "),
-        (False, "helpers", "0.1", "another package called helpers (`pip uninstall helpers`)"),
+        (False, "helpers", "0.1", "another project's helpers hides ours: `pip uninstall helpers`"),
     ],
 )
 def test_doctor_names_packages_that_do_not_fit(monkeypatch, own, name, found, said):

@@ -56,10 +56,12 @@ def _packages() -> Finding:
     for wanted in map(Requirement, lines):
         needs = pins.get(canonicalize_name(wanted.name), str(wanted.specifier))
         found = _version(wanted.name) or "missing"
-        if found not in SpecifierSet(needs) and (not wanted.marker or wanted.marker.evaluate()):
+        fits = found in SpecifierSet(needs, prereleases=True)  # as in NVIDIA's containers
+        if not fits and (not wanted.marker or wanted.marker.evaluate()):
             wrong[f'"{wanted.name}{needs}"'] = f"{wanted.name} {found} (needs {needs})"
-    if _version("helpers"):  # a stranger's; ours is called bert-on-any-device there
-        wrong["ours anew"] = "another package called helpers (`pip uninstall helpers`)"
+    if _version("helpers"):  # a stranger's on the package index, where ours has another name
+        hides = "another project's helpers hides ours: `pip uninstall helpers`, install ours anew"
+        return Finding(False, "packages", hides)
     if wrong:
         todo = f"`pip install {' '.join(wrong)}` mends it"
         if constraints.exists():
