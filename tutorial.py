@@ -233,10 +233,8 @@ def acquired(file):
 
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        return error.errno in (
-            errno.ENOLCK,
-            errno.ENOTSUP,
-        )  # a file system without locks: go on without
+        # A file system without locks: go on without.
+        return error.errno in (errno.ENOLCK, errno.ENOTSUP)
     return True
 
 
@@ -244,13 +242,11 @@ def step(what, command, locked):
     """Run one long step: one line on the terminal, its output in LOG."""
     live, start = sys.stdout.isatty(), time.monotonic()
     print(what, end=" ..." if live else " ...\n", flush=True)
-    temporary = (
-        VENV / "tmp"
-    )  # downloads lie here: one disk to check, and a kill leaves nothing elsewhere
+    # Downloads lie here: one disk to check, and a kill leaves nothing elsewhere.
+    temporary = VENV / "tmp"
     temporary.mkdir(exist_ok=True)
     variables = environment(**dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(temporary)))
-    # pip holds the lock as well: if it outlives a start that was killed, the next start waits for
-    # it.
+    # pip holds the lock as well: if it outlives a start that was killed, the next one waits for it.
     inherited = {} if os.name == "nt" else {"pass_fds": [locked.fileno()]}
     with LOG.open("a+b") as log:
         before = log.seek(0, os.SEEK_END)
@@ -344,10 +340,8 @@ def make_venv(build, locked):
             f"On Debian and Ubuntu: apt install {package}"
         )
     for path in VENV.iterdir():
-        if path not in (
-            STAMP,
-            LOCK,
-        ):  # without its stamp the folder would no longer be known as ours
+        # Without its stamp the folder would no longer be known as ours.
+        if path not in (STAMP, LOCK):
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
     need, free = DISK_NEED["cpu" if build == "cpu" else "cuda"], shutil.disk_usage(VENV).free / 1e9
     if free < need:
@@ -355,13 +349,9 @@ def make_venv(build, locked):
             f"Too little disk: .venv needs {need:.1f} GB free while it is made; "
             f"there are {free:.1f} GB."
         )
-    # By the base interpreter: tutorial.py may have been started with the very .venv that is
-    # replaced.
-    step(
-        "Making .venv",
-        [getattr(sys, "_base_executable", sys.executable), "-m", "venv", str(VENV)],
-        locked,
-    )
+    # tutorial.py may have been started with the very .venv that is replaced.
+    base = getattr(sys, "_base_executable", sys.executable)
+    step("Making .venv", [base, "-m", "venv", str(VENV)], locked)
 
 
 def install(torch, build, test, locked):
@@ -369,10 +359,10 @@ def install(torch, build, test, locked):
     python = [str(PYTHON), "-c"]
     if not output(*python, "import pip; print(pip)"):  # as in an environment that uv made
         step("Adding pip", [str(PYTHON), "-m", "ensurepip"], locked)
-    # torch names the versions of NVIDIA's libraries itself, other ones for CUDA 12 than for 13.
+    # torch pins what it needs of these itself, for CUDA 12 otherwise than for 13.
     pins = (ROOT / "constraints.txt").read_text(encoding="utf-8")
     kept = VENV / "tutorial-constraints.txt"
-    kept.write_text(re.sub(r"(?m)^(cuda|nvidia)-.*\n", "", pins), encoding="utf-8")
+    kept.write_text(re.sub(r"(?m)^(cuda-|nvidia-|triton=).*\n", "", pins), encoding="utf-8")
     pip = [str(PYTHON), "-m", "pip", "install", "--no-input", "--progress-bar", "off"]
     pip += ["-c", str(kept)]
     installed = output(*python, "import importlib.metadata as m; print(m.version('torch'))")
@@ -436,9 +426,8 @@ def hand_over(python, arguments, **extra):
     sys.stdout.flush()
     if os.name != "nt":
         os.execve(command[0], command, variables)
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C reaches the child as well, and the child decides
+    # Ctrl-C reaches the child as well, and the child decides.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     return subprocess.call(command, env=variables)
 
 
@@ -453,9 +442,8 @@ def main(arguments):
         return 1 if problem else 2
     if arguments[0] in NEEDS_NO_PACKAGES:
         return hand_over(sys.executable, arguments, PYTHONPATH=str(ROOT / "src"))
-    signal.signal(
-        signal.SIGTERM, lambda number, frame: sys.exit(128 + number)
-    )  # so that `step` ends its child
+    # So that `step` ends its child.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         ensure(test=arguments[0] == "test")
         return hand_over(PYTHON, arguments)
