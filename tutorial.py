@@ -1,8 +1,12 @@
 #!/usr/bin/env python3
+# /// script
+# requires-python = ">=3.11,<3.15"
+# dependencies = []
+# ///
 """Set up the tutorial's environment in the folder .venv, then run one of its commands in there.
 
 Standard library only, and no newer syntax than Python 3.6 knows: an old Python gets a sentence and
-no traceback.
+no traceback. (`uv run` reads the lines above: without them it would make .venv by itself.)
 
 The state of .venv is one small file, STAMP. It is the first thing in the folder, says "unfinished"
 (no `packages`) before anything else changes, and is replaced in one move when everything is in
@@ -23,6 +27,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import time
 from pathlib import Path
 
@@ -36,10 +41,19 @@ USAGE = "usage: python3 tutorial.py COMMAND [options]\n\n{}\n\n{}".format(
 VENV = ROOT / ".venv"
 STAMP, LOCK, LOG = VENV / "tutorial.json", VENV / "tutorial.lock", VENV / "tutorial-pip.log"
 PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-PYTHONS = ("3.13", "3.12", "3.11")
-CPU_INDEX, CUDA_INDEX = (
-    "https://download.pytorch.org/whl/cpu",
-    "https://download.pytorch.org/whl/cu130",
+PYTHONS = ("3.14", "3.13", "3.12", "3.11")
+NEEDS_NO_PACKAGES = ("recipe", "explain")
+# What PyTorch's CUDA builds can use, best first, as its notes for release 2.13 say (2.14 is the
+# last with cu126): the CUDA that the driver has to know, compute capabilities from and below, CPUs.
+CUDA_BUILDS = (
+    ("cu130", 13000, (7, 5), (99, 0), ("x86_64", "AMD64")),
+    ("cu130", 13000, (8, 0), (99, 0), ("aarch64",)),
+    ("cu126", 12000, (5, 0), (10, 0), ("x86_64", "AMD64")),
+)
+GPU_LEFT_OUT = (
+    "No build of PyTorch can use this NVIDIA GPU (compute capability {}.{}) with this driver (for "
+    "CUDA {}.{}), so .venv gets the CPU build. GPUs from 5.0 on work with driver 580, from 7.5 on "
+    "with later ones as well: install it, delete .venv, and run this again."
 )
 # Free gigabytes needed while .venv is made. CPU build: measured on Linux, 1.9 at the peak; pip's
 # cache adds up to 0.5. CUDA build: an estimate from its 2.7 GB of downloads (unpacked, as
@@ -78,9 +92,13 @@ FAILURES = (
     ),
     (
         r"No matching distribution found for torch\b",
-        "This PyTorch does not exist for this machine and Python. It needs a 64-bit Python on "
-        "Linux, Windows or an "
-        "Apple-silicon Mac; elsewhere, use the tutorial through Binder.",
+        "The package index has no PyTorch for this machine and Python. An office's own index "
+        "(`pip config list` names it) may lack it.",
+    ),
+    (
+        r"WinError (126|1114)\b|DLL load failed|c10\.dll",
+        "PyTorch does not start: Microsoft's Visual C++ runtime is missing or old. Install "
+        "https://aka.ms/vc14/vc_redist.x64.exe, and run this again.",
     ),
 )
 
@@ -135,9 +153,37 @@ def python_problem(version):
     way_out = (
         f"Run: {' '.join(found)} tutorial.py ..."
         if found
-        else "Install one of them and run tutorial.py with it."
+        else "Install one of them (on Windows: py install 3.13) and run tutorial.py with it, or "
+        "let uv bring its own: uv run --python 3.13 tutorial.py lab"
     )
-    return f"This tutorial needs Python 3.11, 3.12 or 3.13, and this is Python {version}. {way_out}"
+    return f"This tutorial needs Python 3.11 to 3.14, and this is Python {version}. {way_out}"
+
+
+def machine_problem():
+    """The sentence for a machine that PyTorch has no packages for, None for one that will do."""
+    system, machine = platform.system(), platform.machine()
+    problem, way_out = None, "Use the tutorial through Binder or GitHub Codespaces (see README)."
+    if sys.maxsize < 2**32:
+        problem, way_out = "This is a 32-bit Python.", "Install a 64-bit one. " + way_out
+    elif system == "Windows" and sysconfig.get_platform() == "win-arm64":
+        problem = "PyTorch has no packages for Windows on ARM."
+        way_out = "It also runs Intel's Python: py install 3.13-64, then py -V:3.13-64 tutorial.py"
+    elif system == "Darwin" and machine == "x86_64":
+        problem = "PyTorch has no packages for Intel Macs any more."
+        if output("sysctl", "-n", "sysctl.proc_translated") == "1":
+            problem = "This is an Intel Mac's Python, and this Mac has Apple silicon."
+            way_out = "Run tutorial.py with a Python for Apple silicon: python.org's is one."
+    elif system == "Darwin" and int(platform.mac_ver()[0].split(".")[0]) < 14:
+        problem = f"PyTorch needs macOS 14, and this is {platform.mac_ver()[0]}."
+    elif system == "Linux":
+        library, version = platform.libc_ver()
+        if library != "glibc":
+            problem = "PyTorch needs glibc, which Alpine and its kin do not have."
+        elif [int(part) for part in version.split(".")[:2]] < [2, 28]:
+            problem = f"PyTorch needs glibc 2.28 (Debian 10, RHEL 8), and this is {version}."
+        elif machine not in ("x86_64", "aarch64"):
+            problem = f"PyTorch has no packages for Linux on {machine}."
+    return problem and f"{problem} {way_out}"
 
 
 def project():
@@ -150,9 +196,9 @@ def project():
         table["project"]["dependencies"],
         table["project"]["optional-dependencies"],
     ]
-    text = json.dumps(decisive) + (ROOT / "constraints.txt").read_text(encoding="utf-8")
-    torch = next(line for line in decisive[1] if line.startswith("torch=="))
-    return torch.split("==")[1], hashlib.sha256(text.encode()).hexdigest()
+    pins = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+    torch = re.search(r"^torch==(\S+)", pins, re.MULTILINE).group(1)
+    return torch, hashlib.sha256((json.dumps(decisive) + pins).encode()).hexdigest()
 
 
 def read_stamp():
@@ -187,10 +233,8 @@ def acquired(file):
 
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        return error.errno in (
-            errno.ENOLCK,
-            errno.ENOTSUP,
-        )  # a file system without locks: go on without
+        # A file system without locks: go on without.
+        return error.errno in (errno.ENOLCK, errno.ENOTSUP)
     return True
 
 
@@ -198,13 +242,11 @@ def step(what, command, locked):
     """Run one long step: one line on the terminal, its output in LOG."""
     live, start = sys.stdout.isatty(), time.monotonic()
     print(what, end=" ..." if live else " ...\n", flush=True)
-    temporary = (
-        VENV / "tmp"
-    )  # downloads lie here: one disk to check, and a kill leaves nothing elsewhere
+    # Downloads lie here: one disk to check, and a kill leaves nothing elsewhere.
+    temporary = VENV / "tmp"
     temporary.mkdir(exist_ok=True)
     variables = environment(**dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(temporary)))
-    # pip holds the lock as well: if it outlives a start that was killed, the next start waits for
-    # it.
+    # pip holds the lock as well: if it outlives a start that was killed, the next one waits for it.
     inherited = {} if os.name == "nt" else {"pass_fds": [locked.fileno()]}
     with LOG.open("a+b") as log:
         before = log.seek(0, os.SEEK_END)
@@ -231,11 +273,34 @@ def step(what, command, locked):
     shutil.rmtree(temporary, ignore_errors=True)
 
 
-def nvidia_driver():
-    """Whether NVIDIA's driver is installed: its own library can be loaded."""
+def nvidia_gpu():
+    """Return the CUDA version that NVIDIA's driver knows and the best compute capability.
+
+    Such as (13000, (8, 9)); None without a driver or a GPU.
+    """
     with contextlib.suppress(OSError):
-        return bool(ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1"))
-    return False
+        cuda = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
+        version, count, device, major, minor = (ctypes.c_int() for _ in range(5))
+        if cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count)):
+            return None
+        cuda.cuDriverGetVersion(ctypes.byref(version))
+        found = []
+        for index in range(count.value):
+            cuda.cuDeviceGet(ctypes.byref(device), index)
+            # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
+            cuda.cuDeviceGetAttribute(ctypes.byref(major), 75, device)
+            cuda.cuDeviceGetAttribute(ctypes.byref(minor), 76, device)
+            found.append((major.value, minor.value))
+        return (version.value, max(found)) if found else None
+
+
+def torch_build(gpu, machine):
+    """Return the build of torch for what `nvidia_gpu` found; "cpu" where no other will do."""
+    version, capability = gpu or (0, (0, 0))
+    for build, needed, lowest, above, machines in CUDA_BUILDS:
+        if version >= needed and lowest <= capability < above and machine in machines:
+            return build
+    return "cpu"
 
 
 def answers(url, seconds=4):
@@ -250,29 +315,23 @@ def answers(url, seconds=4):
     return False
 
 
-def torch_source(version, system, machine, driver, answers):
-    """Return which torch suits a machine: what to say, and pip's arguments.
+def torch_source(version, system, build, answers):
+    """Return where a build of torch comes from: what to say, and pip's arguments.
 
     `answers` tells whether an address can be reached.
 
-    PyPI's own torch is a CUDA build on Linux and a CPU build on Windows and macOS.
+    PyPI's own torch is a CUDA 13 build on Linux and a CPU build on Windows and macOS.
     """
-    if system == "Linux" and not driver:
-        if machine in ("x86_64", "aarch64") and answers(CPU_INDEX + "/torch/"):
-            return "CPU build, 0.2 GB", [f"torch=={version}+cpu", "--extra-index-url", CPU_INDEX]
-        return "the build that pip finds, 0.2 to 2.7 GB", [f"torch=={version}"]
-    if system == "Windows" and driver and answers(CUDA_INDEX + "/torch/"):
-        return "CUDA build, about 2.5 GB", [
-            f"torch=={version}+cu130",
-            "--extra-index-url",
-            CUDA_INDEX,
-        ]
-    return ("CUDA build, 2.7 GB" if system == "Linux" else "CPU build, 0.2 GB"), [
-        f"torch=={version}"
-    ]
+    index = "https://download.pytorch.org/whl/" + build
+    what = "CPU build, 0.2 GB" if build == "cpu" else "CUDA build, about 2.7 GB"
+    if build == ("cu130" if system == "Linux" else "cpu"):
+        return what, [f"torch=={version}"]
+    if answers(index + "/torch/"):
+        return what, [f"torch=={version}+{build}", "--extra-index-url", index]
+    return "the build that pip finds, 0.2 to 2.7 GB", [f"torch=={version}"]
 
 
-def make_venv(driver, locked):
+def make_venv(build, locked):
     """Throw away what an unfinished start left in .venv and make it from nothing."""
     if not (importlib.util.find_spec("ensurepip") and importlib.util.find_spec("venv")):
         package = f"python3.{sys.version_info[1]}-venv"
@@ -281,24 +340,38 @@ def make_venv(driver, locked):
             f"On Debian and Ubuntu: apt install {package}"
         )
     for path in VENV.iterdir():
-        if path not in (
-            STAMP,
-            LOCK,
-        ):  # without its stamp the folder would no longer be known as ours
+        # Without its stamp the folder would no longer be known as ours.
+        if path not in (STAMP, LOCK):
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-    need, free = DISK_NEED["cuda" if driver else "cpu"], shutil.disk_usage(VENV).free / 1e9
+    need, free = DISK_NEED["cpu" if build == "cpu" else "cuda"], shutil.disk_usage(VENV).free / 1e9
     if free < need:
         raise SetupError(
             f"Too little disk: .venv needs {need:.1f} GB free while it is made; "
             f"there are {free:.1f} GB."
         )
-    # By the base interpreter: tutorial.py may have been started with the very .venv that is
-    # replaced.
-    step(
-        "Making .venv",
-        [getattr(sys, "_base_executable", sys.executable), "-m", "venv", str(VENV)],
-        locked,
-    )
+    # tutorial.py may have been started with the very .venv that is replaced.
+    base = getattr(sys, "_base_executable", sys.executable)
+    step("Making .venv", [base, "-m", "venv", str(VENV)], locked)
+
+
+def install(torch, build, test, locked):
+    """Install torch in its build, then the other packages, with test tools if `test` is set."""
+    python = [str(PYTHON), "-c"]
+    if not output(*python, "import pip; print(pip)"):  # as in an environment that uv made
+        step("Adding pip", [str(PYTHON), "-m", "ensurepip"], locked)
+    # torch pins what it needs of these itself, for CUDA 12 otherwise than for 13.
+    pins = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+    kept = VENV / "tutorial-constraints.txt"
+    kept.write_text(re.sub(r"(?m)^(cuda-|nvidia-|triton=).*\n", "", pins), encoding="utf-8")
+    pip = [str(PYTHON), "-m", "pip", "install", "--no-input", "--progress-bar", "off"]
+    pip += ["-c", str(kept)]
+    installed = output(*python, "import importlib.metadata as m; print(m.version('torch'))")
+    if installed.split("+")[0] != torch:
+        what, arguments = torch_source(torch, platform.system(), build, answers)
+        step(f"Installing PyTorch {torch} ({what})", [*pip, *arguments], locked)
+    what, extra = ("packages and test tools", "[test]") if test else ("packages", "")
+    step(f"Installing the other {what} (0.3 GB)", [*pip, "-e", "." + extra], locked)
+    step("Starting PyTorch once", [*python, "import torch"], locked)
 
 
 def ensure(test):
@@ -311,6 +384,9 @@ def ensure(test):
     stamp = read_stamp()
     if ready():
         return
+    problem = machine_problem()
+    if problem:
+        raise SetupError(problem)
     VENV.mkdir(exist_ok=True)
     with LOCK.open("a") as locked:  # one start at a time changes .venv
         if not acquired(locked):
@@ -329,47 +405,30 @@ def ensure(test):
         keep = intact(stamp) if ours else python_of(str(PYTHON)) in PYTHONS
         if not (ours or keep):
             raise SetupError(
-                f"{VENV} was not made by tutorial.py and has no Python 3.11 to 3.13. Move it away."
+                f"{VENV} was not made by tutorial.py and has no Python 3.11 to 3.14. Move it away."
             )
         state = {"ours": ours, "root": str(ROOT), "test": test or stamp.get("test", False)}
         write_stamp(packages=None, **state)
-        driver = nvidia_driver()
+        gpu = nvidia_gpu()
+        build = torch_build(gpu, platform.machine())
+        if gpu and build == "cpu":
+            cuda = gpu[0] // 1000, gpu[0] % 1000 // 10  # 12080 is CUDA 12.8
+            print(GPU_LEFT_OUT.format(*gpu[1], *cuda), flush=True)
         if not keep:
-            make_venv(driver, locked)
-        pip = [
-            str(PYTHON),
-            "-m",
-            "pip",
-            "install",
-            "--no-input",
-            "--progress-bar",
-            "off",
-            "-c",
-            "constraints.txt",
-        ]
-        installed = output(
-            str(PYTHON), "-c", "import importlib.metadata as m; print(m.version('torch'))"
-        )
-        if installed.split("+")[0] != torch:
-            build, arguments = torch_source(
-                torch, platform.system(), platform.machine(), driver, answers
-            )
-            step(f"Installing PyTorch {torch} ({build})", [*pip, *arguments], locked)
-        what, extra = ("packages and test tools", "[test]") if state["test"] else ("packages", "")
-        step(f"Installing the other {what} (0.3 GB)", [*pip, "-e", "." + extra], locked)
+            make_venv(build, locked)
+        install(torch, build, state["test"], locked)
         write_stamp(packages=packages, python=python_of(str(PYTHON)), **state)
 
 
-def hand_over(arguments):
-    """Become `python -m helpers` in .venv; on Windows run it and return its exit code."""
-    command = [str(PYTHON), "-m", "helpers", *arguments]
+def hand_over(python, arguments, **extra):
+    """Become `python -m helpers`; on Windows run it and return its exit code."""
+    command, variables = [str(python), "-m", "helpers", *arguments], environment(**extra)
     sys.stdout.flush()
     if os.name != "nt":
-        os.execve(command[0], command, environment())
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C reaches the child as well, and the child decides
-    return subprocess.call(command, env=environment())
+        os.execve(command[0], command, variables)
+    # Ctrl-C reaches the child as well, and the child decides.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return subprocess.call(command, env=variables)
 
 
 def main(arguments):
@@ -381,12 +440,13 @@ def main(arguments):
     if problem or arguments[0] not in COMMANDS:
         print(problem or f"{arguments[0]} is no command.\n\n{USAGE}", file=sys.stderr)
         return 1 if problem else 2
-    signal.signal(
-        signal.SIGTERM, lambda number, frame: sys.exit(128 + number)
-    )  # so that `step` ends its child
+    if arguments[0] in NEEDS_NO_PACKAGES:
+        return hand_over(sys.executable, arguments, PYTHONPATH=str(ROOT / "src"))
+    # So that `step` ends its child.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         ensure(test=arguments[0] == "test")
-        return hand_over(arguments)
+        return hand_over(PYTHON, arguments)
     except (SetupError, OSError) as error:
         print(error if isinstance(error, SetupError) else explain(str(error)), file=sys.stderr)
         return 1

@@ -1,12 +1,15 @@
 """Shared code of *BERT on any device*: the plumbing behind the notebooks.
 
-Every notebook imports it first. Importing it loads no torch; it only sets what torch, transformers
-and tokenizers read once, at their own import, so that their messages do not fill a notebook.
+Every notebook imports it first. Importing it loads nothing that has to be installed; it only sets
+what torch, transformers and tokenizers read once, at their own import, so that their messages do
+not fill a notebook and their threads fit the machine.
 """
 
 import logging
 import os
 import warnings
+
+from helpers.core import machine
 
 __version__ = "0.1.0"
 
@@ -37,4 +40,13 @@ def _quiet_start() -> None:
     )
 
 
+def _threads_within_the_quota() -> None:
+    """Start no more threads than a container has CPUs: libraries count those of its host."""
+    cpus = machine.usable_cpus()
+    if cpus < machine.visible_cpus():
+        for library in ("OMP", "MKL", "OPENBLAS"):
+            os.environ.setdefault(f"{library}_NUM_THREADS", str(cpus))
+
+
 _quiet_start()
+_threads_within_the_quota()

@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import io
 import json
 import re
 import tempfile
@@ -11,6 +12,7 @@ from pathlib import Path
 from helpers.core import files, tensors
 from helpers.lessons import device_errors, placement
 from helpers.recipes import device_placement
+from helpers.tools import cli
 
 import accelerate
 import pytest
@@ -351,6 +353,16 @@ def test_the_sections_to_read_are_there():
 def test_case_04_wordings(wording, meaning):
     assert meaning in device_errors.explain(RuntimeError(wording))
     assert meaning in device_errors.explain(f"some/file.py:12: RuntimeError: {wording}")
+
+
+def test_the_command_explains_a_message_or_a_pasted_traceback(monkeypatch, capsys):
+    pasted = Path(__file__).with_name("traceback.txt").read_text()  # of two exceptions, coloured
+    assert cli.main(["explain", "CUDA", "out", "of", "memory"]) == 0
+    assert "smaller batches. (notebook 02: Read the error)" in capsys.readouterr().out
+    for text, meaning in ((pasted, "renumbered"), ("MyError: no", '"Find your error"')):
+        monkeypatch.setattr("sys.stdin", io.StringIO(text))
+        assert cli.main(["explain"]) == int("Find" in meaning)
+        assert meaning in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

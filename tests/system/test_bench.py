@@ -34,10 +34,8 @@ def test_a_part_is_written_beside_those_that_are_there(tmp_path, monkeypatch, ca
     for name in parts:
         assert bench.main(True, [name], target) == 0
     report = json.loads(target.read_text())
-    assert [part["ratios"] for part in report["parts"].values()] == [
-        {"one_ratio": 2.0},
-        {"other_ratio": 2.0},
-    ]
+    ratios = [part["ratios"] for part in report["parts"].values()]
+    assert ratios == [{"one_ratio": 2.0}, {"other_ratio": 2.0}]
     assert [part["rows"] for part in report["parts"].values()] == [[{"arm": "a", "ms": 1.0}]] * 2
     for other in ("{}", "[]", "no JSON"):
         target.write_text(other)

@@ -1,14 +1,10 @@
 """The browser of the tests: found, got, or said to be missing."""
 
-import os
 import sys
 
-from helpers.core import files
 from helpers.tools import browser
 
 import pytest
-
-linux = pytest.mark.skipif(sys.platform != "linux", reason="stubs are shell scripts")
 
 
 @pytest.fixture
@@ -27,7 +23,7 @@ def script(path, text):
     path.chmod(0o755)
 
 
-@linux
+@pytest.mark.skipif(sys.platform != "linux", reason="stubs are shell scripts")
 def test_a_stub_that_does_not_start_is_passed_over(bare):
     assert browser.find() is None
     script(bare / "chromium-browser", "echo install the snap >&2; exit 1")
@@ -37,34 +33,3 @@ def test_a_stub_that_does_not_start_is_passed_over(bare):
     script(bare / "own/chromium-9/chrome-linux64/chrome", "exit 0")
     (bare / "google-chrome").unlink()
     assert browser.find() == str(bare / "own/chromium-9/chrome-linux64/chrome")
-
-
-@linux
-def test_root_gets_the_package_where_playwright_cannot_download(bare, monkeypatch, capsys):
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    monkeypatch.setattr(sys, "executable", str(bare / "python"))
-    script(bare / "python", "exit 1")
-    copy = f"[ $1 = install ] && /bin/cp {bare}/python2 {bare}/chromium"
-    script(bare / "apt-get", copy)
-    script(bare / "python2", "exit 0")
-    assert browser.provide() is None
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
-    assert browser.provide() == str(bare / "chromium")
-    assert "Getting a browser" in capsys.readouterr().out
-
-
-@pytest.mark.browser
-def test_without_a_browser_one_line_says_what_was_not_tested(run_python, tmp_path):
-    code = """
-        import os, sys, pytest
-        from helpers.tools import browser
-        browser.find = lambda: None
-        os.chdir(sys.argv[1])
-        sys.exit(pytest.main(["-q", "-rs", "-p", "no:xdist", "tests/system/test_lab.py"]))
-    """
-    done = run_python(code, files.ROOT, check=False, BROWSER="")
-    assert done.returncode == 5, done.stdout  # no test was run
-    (line,) = [line for line in done.stdout.splitlines() if line.startswith("SKIPPED")]
-    assert line.endswith(browser.MISSING)
-    done = run_python(code, files.ROOT, check=False, BROWSER="required")
-    assert (done.returncode, done.stdout.count("AssertionError: JupyterLab")) == (1, 7)

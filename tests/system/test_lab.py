@@ -52,15 +52,7 @@ def lab(tmp_path_factory):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [
-        sys.executable,
-        "-m",
-        "helpers",
-        "lab",
-        "--no-browser",
-        f"--port={port}",
-        "--allow-root",
-    ]
+    command = [sys.executable, "-m", "helpers", "lab", "--no-browser", "--allow-root"]
     environment = {
         name: str(folder / name) for name in ("JUPYTER_CONFIG_DIR", "JUPYTERLAB_SETTINGS_DIR")
     }
@@ -71,7 +63,7 @@ def lab(tmp_path_factory):
         path.write_text(json.dumps(settings), encoding="utf-8")
     with (folder / "log").open("w") as log:
         server = subprocess.Popen(
-            [*command, f"--IdentityProvider.token={TOKEN}"],
+            [*command, f"--port={port}", f"--IdentityProvider.token={TOKEN}"],
             cwd=folder,
             env=os.environ | environment,
             stdout=log,

@@ -1,10 +1,12 @@
 """What a container allows, read from forged control groups; every cause has its sentence."""
 
 import ctypes
+import importlib
 import os
 from pathlib import Path
 from types import SimpleNamespace
 
+import helpers
 from helpers.core import cuda, machine, processes
 
 import psutil
@@ -63,6 +65,15 @@ def test_usable_cpus_obeys_affinity(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3, 5}, raising=False)
     root = forge(tmp_path, {"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "800000 100000"})
     assert machine.usable_cpus(root) == 2
+
+
+def test_importing_helpers_keeps_threads_within_the_quota(monkeypatch):
+    monkeypatch.setattr(os, "environ", {})
+    monkeypatch.setattr(machine, "visible_cpus", lambda: 64)
+    for usable, threads in ((64, None), (2, "2")):
+        monkeypatch.setattr(machine, "usable_cpus", lambda usable=usable: usable)
+        importlib.reload(helpers)
+        assert os.environ.get("OMP_NUM_THREADS") == os.environ.get("MKL_NUM_THREADS") == threads
 
 
 ROOT, USER = "sys/fs/cgroup/memory.", "sys/fs/cgroup/user/memory."

@@ -1,12 +1,25 @@
-"""Atomic writes, file hashes, and the package's folders."""
+"""Atomic writes, file hashes, the package's folders, and how its commands are run there."""
 
 import hashlib
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-ROOT = Path(__file__).parents[3]  # the checkout
+ROOT = Path(__file__).parents[3]  # the checkout; a package that was installed alone has none
 DATA = Path(__file__).parents[1] / "data"
+
+
+def in_own_environment() -> bool:
+    """Return whether this Python is that of .venv, which tutorial.py makes and keeps."""
+    return Path(sys.prefix).resolve() == (ROOT / ".venv").resolve()
+
+
+def command(name: str) -> str:
+    """Return how a command is run in this environment: by tutorial.py only in its own."""
+    python = "py" if os.name == "nt" else "python3"
+    return f"{python} tutorial.py {name}" if in_own_environment() else f"python -m helpers {name}"
 
 
 @contextmanager

@@ -1,7 +1,6 @@
 """What this machine offers: CPUs and memory as the container allows, CPU features, devices.
 
-Importing it does not import torch. Functions that read Linux's files take `root`, which stands
-for `/`.
+Importing it imports nothing that has to be installed. An argument `root` stands for Linux's `/`.
 """
 
 import ctypes
@@ -18,8 +17,6 @@ from pathlib import Path
 
 from helpers.core import files
 from helpers.core.files import read_system_file
-
-import psutil
 
 PACKAGES = "torch", "transformers", "onnxruntime", "onnx", "torchao", "peft", "tokenizers", "numpy"
 
@@ -49,14 +46,19 @@ def _cgroups(root: str | os.PathLike) -> list[Path]:
     return [path for path in found if path.is_dir()]
 
 
+def visible_cpus() -> int:
+    """Return how many CPUs this process may run on, which is what libraries count."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def usable_cpus(root: str | os.PathLike = "/") -> int:
     """Return how many CPUs this process may keep busy: its affinity or its container's quota.
 
     A quota of 2.5 CPUs counts as 2: a third thread would make the kernel stop all three at times.
     """
-    count = os.cpu_count() or 1
-    if hasattr(os, "sched_getaffinity"):
-        count = len(os.sched_getaffinity(0))
+    count = visible_cpus()
     for group in _cgroups(root):
         # "200000 100000" or "max 100000": microseconds of CPU time in each period.
         quota, period = map(_number, read_system_file(group / "cpu.max").partition(" ")[::2])
@@ -67,6 +69,8 @@ def usable_cpus(root: str | os.PathLike = "/") -> int:
 
 def _memory(root: str | os.PathLike) -> tuple[int, int]:
     """Return bytes of RAM in all and available, on the machine and in its control groups."""
+    import psutil
+
     total, available = psutil.virtual_memory().total, psutil.virtual_memory().available
     for group in _cgroups(root):
         bound = _number(read_system_file(group / "memory.max"))

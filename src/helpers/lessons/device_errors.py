@@ -13,6 +13,8 @@ KNOWN = json.loads((files.DATA / "device_errors.json").read_text(encoding="utf-8
 PLACEMENT = "notebook 01: What moves with the model"
 # PyTorch ends each CUDA error, whatever its cause, with this hint.
 HINT = r"Compile with .TORCH_USE_\w+. to enable device-side assertions"
+UNKNOWN = """Not an error known here: read its last line, and try left_behind(model, device). Each \
+notebook lists the errors of its topic near its top, below "Find your error"."""
 DEVICE = r"(?:cpu|gpu|cuda|mps|meta|xpu)(?::\d+)?"
 
 
@@ -43,8 +45,16 @@ def explain(error: BaseException | str) -> str:
             stayed = which_side_stayed(named, at, rest)
             found = f"{what} is on {at}, the rest on {rest}"
             return f"Two devices in one operation: {found}. {stayed} ({PLACEMENT})"
-    unknown = "Not an error known here: read its last line, and try left_behind(model, device)."
-    return known(text) or unknown
+    return known(text) or UNKNOWN
+
+
+def explain_pasted(text: str) -> str:
+    """Return what a message or a traceback (its exceptions, the last one first) means."""
+    text = re.sub(r"\x1b\[[0-9;]*m", "", text)  # a notebook's colours
+    exceptions = r"^[A-Za-z_][\w.]*: .*?(?=\n\n(?:During handling|The above)|\nTraceback|\Z)"
+    found = re.findall(exceptions, text, re.MULTILINE | re.DOTALL)
+    meanings = [explain(message) for message in reversed(found or [text])]
+    return next((meaning for meaning in meanings if meaning != UNKNOWN), UNKNOWN)
 
 
 def known(text: str) -> str:

@@ -67,11 +67,7 @@ def sentences_with(way: str, count: int):
 
 
 def _growth(count: int) -> float:
-    """Embed short texts with a tiny model.
-
-    Returns:
-        By how many megabytes the process grew after the first 10,000.
-    """
+    """Embed short texts; return by how many megabytes the process grew after the first 10,000."""
     from transformers import BertConfig, BertModel
 
     config = BertConfig(

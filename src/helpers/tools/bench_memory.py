@@ -92,33 +92,8 @@ def _peaks(rng: random.Random, quick: bool) -> list[dict]:
     return rows
 
 
-def _largest_batches(rng: random.Random, quick: bool) -> list[dict]:
-    """Compare the predicted largest batch with the true one, found by running."""
-    from helpers.lessons.memory import largest_batch, predict_peak
-
-    rows = []
-    chosen = [{}] if quick else [{}, {"mode": "inference"}, {"checkpointing": True, "lora": 4}]
-    for options in chosen:
-        config, _, length, _ = _drawn(rng, base=False)
-        config.hidden_size, config.num_attention_heads, config.num_hidden_layers = 128, 2, 4
-        peak = predict_peak(config, rng.randint(8, 24), length, **options).total
-        budget = peak * rng.uniform(1.0, 1.1)
-        best = true = largest_batch(config, length, budget / GIB, margin=0, **options)
-        while _measured(config, true + 1, length, **options) <= budget:
-            true += 1
-        while true and _measured(config, true, length, **options) > budget:
-            true -= 1
-        what = f"largest batch: {_described(config, length, options)}, {budget / MIB:.0f} MiB"
-        rows.append({"configuration": what, "batch": best, "true batch": true})
-    return rows
-
-
 def predict_large(options: dict) -> tuple[int, float, int]:
-    """Predict a step of BERT-large.
-
-    Returns:
-        The peak in bytes, the seconds it took, and this process's own peak in bytes.
-    """
+    """Return BERT-large's peak in bytes, the seconds to predict it, and this process's peak."""
     from helpers.lessons import memory
     from helpers.models import assets
 
@@ -129,14 +104,12 @@ def predict_large(options: dict) -> tuple[int, float, int]:
 
 
 def memory(quick: bool, seed: int = 0) -> Part:
-    """Compare predicted with measured CPU peaks and largest batches; errors are fractions.
+    """Compare predicted with measured CPU peaks; errors are fractions.
 
     BERT-large is predicted in processes of their own, whose whole memory counts.
     """
     rng = random.Random(seed)
     rows = _peaks(rng, quick)
-    batches = _largest_batches(rng, quick)
-    rows += batches
     for options in ({}, {"accumulate": 4}, {"lora": 8, "checkpointing": True, "device": "cuda"}):
         predicted, seconds, taken = processes.run_in_subprocess(predict_large, options)
         named = [f"{name}={value}" for name, value in options.items()]
@@ -153,7 +126,6 @@ def memory(quick: bool, seed: int = 0) -> Part:
     ratios = {
         "memory_error_median": table["error"].median(),
         "memory_error_worst": table["error"].max(),
-        "largest_batch_off_by": max(abs(row["batch"] - row["true batch"]) for row in batches),
         "memory_prediction_seconds_worst": table["seconds"].max(),
         "memory_prediction_gib_worst": table["process GiB"].max(),
     }

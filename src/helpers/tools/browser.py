@@ -42,19 +42,12 @@ def _starts(path: str) -> bool:
 
 
 def provide() -> str | None:
-    """Return a browser's path, after getting one where there is none; None if that fails.
-
-    playwright downloads Chromium; where that cannot be had, root on Debian's kin gets the package.
-    """
+    """Return a browser's path, after playwright has got one if need be; None if that fails."""
     if found := find():
         return found
     print("Getting a browser for the tests of JupyterLab ...", flush=True)
     download = [sys.executable, "-m", "playwright", "install", "chromium"]
     _succeeds(download, PLAYWRIGHT_BROWSERS_PATH=str(OWN))
-    if not find() and shutil.which("apt-get") and os.geteuid() == 0:
-        _succeeds(["apt-get", "update"])
-        packages = ["--no-install-recommends", "chromium", "fonts-dejavu-core"]
-        _succeeds(["apt-get", "install", "--yes", *packages], DEBIAN_FRONTEND="noninteractive")
     return find()
 
 

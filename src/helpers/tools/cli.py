@@ -9,14 +9,11 @@ import pkgutil
 import sys
 
 from helpers.core import files
+from helpers.models import catalogue
 
 COMMANDS: dict[str, list[str]] = json.loads((files.DATA / "commands.json").read_text("utf-8"))
-
-
-def usage() -> str:
-    """Return the list of commands as text."""
-    lines = [f"  {name:15} {text}" for name, (_, text) in COMMANDS.items()]
-    return "usage: python -m helpers COMMAND [options]\n\n" + "\n".join(lines)
+_LINES = [f"  {name:15} {text}" for name, (_, text) in COMMANDS.items()]
+USAGE = "usage: python -m helpers COMMAND [options]\n\n" + "\n".join(_LINES)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -27,9 +24,13 @@ def main(argv: list[str] | None = None) -> int:
     """
     name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
     if name in ("-h", "--help"):
-        print(usage())
+        print(USAGE)
         return 0
     if name not in COMMANDS:
-        print(f"There is no command {name!r}.\n\n{usage()}", file=sys.stderr)
+        print(f"There is no command {name!r}.\n\n{USAGE}", file=sys.stderr)
         return 2
-    return pkgutil.resolve_name(COMMANDS[name][0])(rest)
+    try:
+        return pkgutil.resolve_name(COMMANDS[name][0])(rest)
+    except catalogue.AssetError as error:  # it says what cannot be had, and the way out
+        print(error, file=sys.stderr)
+        return 1

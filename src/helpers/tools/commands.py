@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from helpers.core import files, machine
+from helpers.core import files
 
 START = "notebooks/00_start_here.ipynb"
 
@@ -19,6 +19,7 @@ def _parser(command: str, text: str) -> argparse.ArgumentParser:
 
 def lab(rest: list[str]) -> int:
     """Fetch what the notebooks load, then open JupyterLab at the first one."""
+    _require_checkout()
     if fetch([]):
         print("The notebooks that need what is missing will say so; the others run.")
     # data/jupyter switches off JupyterLab's question about news.
@@ -34,8 +35,10 @@ def lab(rest: list[str]) -> int:
 
 def test(rest: list[str]) -> int:
     """Fetch what the tests load, then run the whole suite."""
+    from helpers.core import machine
     from helpers.tools import browser
 
+    _require_checkout()
     if status := fetch([]):
         return status
     if not rest:  # the whole suite; a choice of tests takes what is there
@@ -45,6 +48,12 @@ def test(rest: list[str]) -> int:
     workers = ["-n", str(min(2, machine.usable_cpus())), "--dist", "loadfile"]
     command = [sys.executable, "-m", "pytest", "-rs", *workers, "--no-loadscope-reorder", *rest]
     return _become(command, HF_HUB_DISABLE_PROGRESS_BARS="1")
+
+
+def _require_checkout() -> None:
+    """Stop where there are no notebooks and tests: they are not part of an installed package."""
+    if not (files.ROOT / START).exists():
+        sys.exit("The notebooks and tests are not here: get the repository, and run this in it.")
 
 
 def _become(command: list[str], **environment: str) -> int:
@@ -85,16 +94,15 @@ def recipe(rest: list[str]) -> int:
     from helpers.tools import notebooks
 
     parser = _parser("recipe", "Copy a notebook's code to take home: one plain file.")
-    parser.add_argument("number", nargs="?", help="of the notebook, such as 07; default: list all")
+    found = notebooks.recipes()
+    number = {"type": lambda text: text.zfill(2), "choices": found, "metavar": "number"}
+    parser.add_argument("number", nargs="?", **number, help="such as 07; default: list all")
     parser.add_argument("folder", nargs="?", type=Path, default=Path(), help="default: here")
     given = parser.parse_args(rest)
-    found = notebooks.recipes()
     if given.number is None:
         print(*(f"{number}  {path.name}" for number, path in found.items()), sep="\n")
         return 0
-    path = found.get(given.number.zfill(2))
-    if path is None:
-        parser.error(f"notebook {given.number} has no recipe; these have one: {', '.join(found)}")
+    path = found[given.number]
     target = given.folder / path.name
     if target.exists():
         parser.error(f"{target} exists already and is not replaced")
@@ -102,6 +110,20 @@ def recipe(rest: list[str]) -> int:
     shutil.copyfile(path, target)
     print(f"{target} (python {target} --help)")
     return 0
+
+
+def explain(rest: list[str]) -> int:
+    """Say what an error message or a traceback means, and what to read about it."""
+    from helpers.lessons import device_errors
+
+    parser = _parser("explain", "Say what an error message means, and what to read about it.")
+    parser.add_argument("text", nargs="*", help="in quotes; default: what is pasted or piped in")
+    words = parser.parse_args(rest).text
+    if not words and sys.stdin.isatty():
+        print(f"Paste the message, then {'Ctrl-Z, Enter' if os.name == 'nt' else 'Ctrl-D'}.")
+    meaning = device_errors.explain_pasted(" ".join(words) or sys.stdin.read())
+    print(meaning)
+    return int(meaning == device_errors.UNKNOWN)
 
 
 def bench(rest: list[str]) -> int:
@@ -122,9 +144,7 @@ def gpu_report(rest: list[str]) -> int:
     from helpers.tools import gpu_report
 
     parser = _parser("gpu-report", "Measure what this machine's CUDA GPU does (under 8 minutes).")
-    parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="write here, not into the package"
-    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write here, not in the package")
     given = parser.parse_args(rest)
     _check_target(parser, given.json)
     return gpu_report.main(given.json or gpu_report.RECORDED)
@@ -141,7 +161,8 @@ def train_teacher(rest: list[str]) -> int:
     from helpers.tools import train
 
     _parser("train-teacher", "Retrain the sentiment adapter: about 25 minutes.").parse_args(rest)
-    return _train(train.train_teacher)
+    print(train.train_teacher())
+    return 0
 
 
 def train_student(rest: list[str]) -> int:
@@ -149,19 +170,8 @@ def train_student(rest: list[str]) -> int:
     from helpers.tools import train
 
     parser = _parser("train-student", "Retrain a student of notebook 06: 7 to 10 minutes.")
-    parser.add_argument("name", nargs="?", default="three-layers", help="default: %(default)s")
-    return _train(train.train_student, parser.parse_args(rest).name)
-
-
-def _train(function, *arguments) -> int:
-    from helpers.models import catalogue
-
-    try:
-        result = function(*arguments)
-    except (catalogue.AssetError, ValueError) as error:  # no MiniLM or no texts; no such name
-        print(error, file=sys.stderr)
-        return 1
-    if isinstance(result, dict):
-        result = "\n".join(f"{key:24} {value}" for key, value in result.items())
-    print(result)
+    names, default = train.sentiment.LAYERS, "three-layers"
+    parser.add_argument("name", nargs="?", choices=names, default=default, help=default)
+    record = train.train_student(parser.parse_args(rest).name)
+    print(*(f"{key:24} {value}" for key, value in record.items()), sep="\n")
     return 0

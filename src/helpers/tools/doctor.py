@@ -2,17 +2,20 @@
 
 import contextlib
 import importlib.metadata
+import re
 import shutil
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 
-from helpers.core import cuda, machine
+from helpers.core import cuda, files, machine
+from helpers.lessons import device_errors
 from helpers.models import assets, catalogue, locate
-from helpers.tools import browser, notebooks
+from helpers.tools import notebooks
 
 import pandas
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 
 GB = 10**9
 # JupyterLab's own server, beside the kernel that runs a notebook (116 MB with one notebook open).
@@ -31,28 +34,57 @@ class Finding:
         return f"{'OK   ' if self.ok else 'TO DO'}  {self.subject}: {self.detail}"
 
 
+def _version(name: str) -> str | None:
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(name).split("+")[0]
+    return None
+
+
 def _packages() -> Finding:
-    """Compare the installed versions with the pins, and widgets' two sides with each other."""
-    wrong, lines = [], importlib.metadata.requires("bert-on-any-device") or []
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # the pins name it as well
-        lines += importlib.metadata.requires("ipywidgets")  # jupyterlab_widgets is its browser side
+    """Compare the installed versions with the needed ones, and widgets' two sides with each other.
+
+    In .venv those of constraints.txt are needed; elsewhere, what the package's own bounds allow.
+    """
+    own = files.in_own_environment()
+    constraints = files.ROOT / "constraints.txt"
+    pins, wrong, lines = {}, {}, []
+    if own:
+        text = constraints.read_text(encoding="utf-8")
+        pins = dict(re.findall(r"^([\w-]+)(==[\w.]+)", text, re.MULTILINE))
+    for package in ("bert-on-any-device", "ipywidgets"):  # the latter names its browser side
+        lines += importlib.metadata.requires(package) if _version(package) else []
     for wanted in map(Requirement, lines):
-        found = "missing"
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found = importlib.metadata.version(wanted.name).split("+")[0]
-        if found not in wanted.specifier and (not wanted.marker or wanted.marker.evaluate()):
-            wrong.append(f"{wanted.name} {found} (needs {wanted.specifier})")
+        needs = pins.get(canonicalize_name(wanted.name), str(wanted.specifier))
+        found = _version(wanted.name) or "missing"
+        fits = found in SpecifierSet(needs, prereleases=True)  # as in NVIDIA's containers
+        if not fits and (not wanted.marker or wanted.marker.evaluate()):
+            wrong[f'"{wanted.name}{needs}"'] = f"{wanted.name} {found} (needs {needs})"
+    if _version("helpers"):  # a stranger's on the package index, where ours has another name
+        hides = "another project's helpers hides ours: `pip uninstall helpers`, install ours anew"
+        return Finding(False, "packages", hides)
     if wrong:
-        todo = "; `python3 tutorial.py lab` installs what is missing"
-        return Finding(False, "packages", ", ".join(wrong) + todo)
+        todo = f"`pip install {' '.join(wrong)}` mends it"
+        if constraints.exists():
+            todo = f"`pip install -e . -c constraints.txt` in {files.ROOT} mends it"
+        todo = f"`{files.command('lab')}` installs what is missing" if own else todo
+        return Finding(False, "packages", f"{', '.join(wrong.values())}; {todo}")
     found = [f"{name} {version}" for name, version in machine.versions().items()]
     return Finding(True, "packages", ", ".join(found))
+
+
+def _devices() -> Finding:
+    """Say which devices torch can compute on, or why torch does not start."""
+    try:
+        names = ", ".join(machine.devices())
+    except (ImportError, OSError) as error:  # as on Windows without Microsoft's C++ runtime
+        return Finding(False, "devices", f"{error!r}: {device_errors.explain(error)}")
+    return Finding(True, "devices", f"{names} (CUDA: {cuda.cuda_status().reason})")
 
 
 def _asset(name: str, state: str) -> Finding:
     """Say whether a model or text is here; a stand-in is enough to run, and called what it is."""
     if state == "missing":
-        return Finding(False, name, "not here yet; `python3 tutorial.py fetch` gets it")
+        return Finding(False, name, f"not here yet; `{files.command('fetch')}` gets it")
     return Finding(True, name, state)
 
 
@@ -71,7 +103,7 @@ def _notebook(lesson: notebooks.Lesson, memory: int, disk: int, states: dict) ->
         names = ", ".join(missing)
         wants.append(f"needs {size / GB:.1f} GB of disk for {names}, {disk / GB:.1f} GB is free")
     elif missing:
-        wants.append(f"needs {', '.join(missing)}: run `python3 tutorial.py fetch`")
+        wants.append(f"needs {', '.join(missing)}: run `{files.command('fetch')}`")
     if wants:
         return Finding(False, lesson.path.stem, "; ".join(wants))
     gpu = ", uses a GPU if there is one" if lesson.gpu == "optional" else ""
@@ -81,7 +113,6 @@ def _notebook(lesson: notebooks.Lesson, memory: int, disk: int, states: dict) ->
 
 def examine() -> list[Finding]:
     """Look at this machine, now, without asking the network."""
-    status = cuda.cuda_status()
     units = [name for name, present in machine.cpu_features().items() if present]
     cpus = f"{machine.usable_cpus()} usable; for int8 speed: {', '.join(units) or 'none'}"
     total, free = machine.memory_total(), machine.memory_available()
@@ -90,16 +121,16 @@ def examine() -> list[Finding]:
         folder = folder.parent
     disk, states = shutil.disk_usage(folder).free, assets.status()
     version = ".".join(map(str, sys.version_info[:3]))
+    lessons = [_notebook(lesson, free, disk, states) for lesson in notebooks.lessons()]
     return [
         Finding(True, "Python", version),
         _packages(),
-        Finding(True, "devices", f"{', '.join(machine.devices())} (CUDA: {status.reason})"),
+        _devices(),
         Finding(True, "CPUs", cpus),
         Finding(True, "memory", f"{free / GB:.1f} GB free of {total / GB:.1f} GB"),
         Finding(True, "disk", f"{disk / GB:.1f} GB free where models and texts are kept"),
-        Finding(True, "test browser", Path(browser.find() or "none").stem),
         *(_asset(name, state) for name, state in states.items()),
-        *(_notebook(lesson, free, disk, states) for lesson in notebooks.lessons()),
+        *(lessons or [Finding(True, "notebooks", "none here: they are in the repository")]),
     ]
 
 

@@ -66,14 +66,14 @@ def read(path: Path) -> Lesson:
 
 
 def lessons() -> list[Lesson]:
-    """Return all numbered notebooks in order, without their solutions."""
+    """Return all numbered notebooks in order, without their solutions; none without a checkout."""
     return [read(path) for path in sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))]
 
 
 def recipes() -> dict[str, Path]:
     """Return the recipes by the number of their notebook, which their first line names."""
     found = {}
-    for path in sorted((ROOT / "src/helpers/recipes").glob("[!_]*.py")):
+    for path in sorted((files.DATA.parent / "recipes").glob("[!_]*.py")):
         text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
         number = re.search(r"notebook (\d\d)", text)
         if not number:
