@@ -6,6 +6,7 @@ and tokenizers read once, at their own import, so that their messages do not fil
 
 import logging
 import os
+import sys
 import warnings
 
 __version__ = "0.1.0"
@@ -38,3 +39,7 @@ def _quiet_start() -> None:
 
 
 _quiet_start()
+if "ipykernel" in sys.modules:  # in a notebook
+    from helpers.core import processes
+
+    processes.warn_of_other_kernels()

@@ -49,11 +49,12 @@ def _packages() -> Finding:
     return Finding(True, "packages", ", ".join(found))
 
 
-def _asset(name: str, state: str) -> Finding:
-    """Say whether a model or text is here; a stand-in is enough to run, and called what it is."""
-    if state == "missing":
-        return Finding(False, name, "not here yet; `python3 tutorial.py fetch` gets it")
-    return Finding(True, name, state)
+def _results(device: str) -> Finding:
+    """Say whether a small BERT computes the same on the best device as on the CPU."""
+    from helpers.exercises import tiny_models  # loads transformers, for seconds
+
+    agrees, sentence = machine.agrees_with_cpu(device, tiny_models.run_on)
+    return Finding(agrees, "results", sentence)
 
 
 def _notebook(lesson: notebooks.Lesson, memory: int, disk: int, states: dict) -> Finding:
@@ -81,9 +82,10 @@ def _notebook(lesson: notebooks.Lesson, memory: int, disk: int, states: dict) ->
 
 def examine() -> list[Finding]:
     """Look at this machine, now, without asking the network."""
-    status = cuda.cuda_status()
-    units = [name for name, present in machine.cpu_features().items() if present]
-    cpus = f"{machine.usable_cpus()} usable; for int8 speed: {', '.join(units) or 'none'}"
+    status, devices, features = cuda.cuda_status(), machine.devices(), machine.cpu_features()
+    units = [name for name, present in features.items() if present]
+    cpus = f"{machine.usable_cpus()} usable; for int8 speed: "
+    cpus += ", ".join(units) or ("none" if features else "unknown")
     total, free = machine.memory_total(), machine.memory_available()
     folder = locate.root()
     while not folder.exists():
@@ -93,12 +95,13 @@ def examine() -> list[Finding]:
     return [
         Finding(True, "Python", version),
         _packages(),
-        Finding(True, "devices", f"{', '.join(machine.devices())} (CUDA: {status.reason})"),
+        Finding(True, "devices", f"{', '.join(devices)} (CUDA: {status.reason})"),
         Finding(True, "CPUs", cpus),
         Finding(True, "memory", f"{free / GB:.1f} GB free of {total / GB:.1f} GB"),
         Finding(True, "disk", f"{disk / GB:.1f} GB free where models and texts are kept"),
+        _results(devices[0]),
         Finding(True, "test browser", Path(browser.find() or "none").stem),
-        *(_asset(name, state) for name, state in states.items()),
+        *(Finding(state != "missing", name, state) for name, state in states.items()),
         *(_notebook(lesson, free, disk, states) for lesson in notebooks.lessons()),
     ]
 
