@@ -7,6 +7,7 @@ not fill a notebook and their threads fit the machine.
 
 import logging
 import os
+import sys
 import warnings
 
 from helpers.core import machine
@@ -50,3 +51,7 @@ def _threads_within_the_quota() -> None:
 
 _quiet_start()
 _threads_within_the_quota()
+if "ipykernel" in sys.modules:  # in a notebook
+    from helpers.core import processes
+
+    processes.warn_of_other_kernels()

@@ -2,7 +2,6 @@
 
 import collections
 import functools
-import sys
 import warnings
 
 from helpers.core import machine, quiet
@@ -124,8 +123,11 @@ def matrices(path):
 @pytest.mark.parametrize(("wide", "largest"), [(False, 64), (True, 127)])
 def test_case_59_reduced_range_uses_seven_bits(written, tmp_path, monkeypatch, wide, largest):
     """The recipe chooses it by itself where the CPU needs it."""
-    if sys.platform == "linux":  # elsewhere the recipe knows less
-        assert int8.has_int8_dot_product() == machine.has_int8_dot_product()
+    with monkeypatch.context() as windows:
+        windows.setattr(int8.Path, "exists", lambda path: False)
+        windows.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True, "avx_vnni": wide})
+        assert int8.has_int8_dot_product() == wide
+    assert int8.has_int8_dot_product() == machine.has_int8_dot_product()
     monkeypatch.setattr(int8, "has_int8_dot_product", lambda: wide)
     with quiet.quiet():
         int8.quantize(written, tmp_path / "recipe.onnx")

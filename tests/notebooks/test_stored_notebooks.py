@@ -1,8 +1,9 @@
 """The stored notebook files are what they should be, and each check that says so can fail."""
 
 import copy
-import json
 import re
+import subprocess
+import sys
 
 from helpers.tools import notebook_checks as checks
 from helpers.tools import notebooks, store_notebooks
@@ -36,103 +37,56 @@ def _good():
                 "cell_type": "markdown",
                 "source": "# Why?\n\n![two bars](data:x) and [Python](https://www.python.org)",
             },
-            code(1, "import helpers\n\nimport torch"),
+            code(1, notebooks.guard()),
             code(2, "print(1)", _output("1\n")),
             code(3, "x = 1\nassert x == 1", _output("7 ms\n"), tags=[checks.IGNORE]),
             code(4, "assert x", tags=[checks.IGNORE]),
+            code(5, "x"),
         ],
     }
 
 
-def _set(path, value):
-    def change(notebook):
-        for key in path[:-1]:
-            notebook = notebook[key]
-        notebook[path[-1]] = value
+def _spoiled(path, value):
+    """The good notebook with another value at a path: its keys and places."""
+    notebook = held = copy.deepcopy(_good())
+    for key in path[:-1]:
+        held = held[key]
+    held[path[-1]] = value
+    return notebook
 
-    return change
 
-
+OUTPUTS, PNG = ["cells", 2, "outputs"], {"image/png": "iVBOR"}
+ERROR = {"output_type": "error", "ename": "E", "evalue": ""}
+BARE = {"text/html": '<img src="data:x">'}
 BAD_STORED = {
-    "case_94_kernel_of_the_author": (
-        _set(["metadata", "kernelspec"], {"name": "conda-env-x-py"}),
-        "kernelspec",
-    ),
-    "case_94_no_kernel": (_set(["metadata"], {}), "kernelspec"),
-    "case_95_widget_state": (_set(["metadata", "widgets"], {}), "metadata.widgets"),
-    "stripped": (_set(["cells", 2, "execution_count"], None), "not executed"),
-    "out_of_order": (_set(["cells", 2, "execution_count"], 9), "not executed"),
-    "all_ignored": (_set(["cells", 2, "metadata", "tags"], [checks.IGNORE]), "more than half"),
-    "case_90_stderr": (
-        _set(["cells", 2, "outputs"], [_output("UserWarning: x", "stderr")]),
-        "stderr",
-    ),
-    "error": (
-        _set(["cells", 2, "outputs"], [{"output_type": "error", "ename": "E", "evalue": ""}]),
-        "uncaught",
-    ),
-    "case_97_home_path": (
-        _set(["cells", 2, "outputs"], [_output("/home/ann/x.py")]),
-        "machine path",
-    ),
-    "case_97_windows_path": (
-        _set(["cells", 2, "outputs"], [_output("C:\\Users\\ann")]),
-        "machine path",
-    ),
-    "case_97_iprogress": (
-        _set(["cells", 2, "outputs"], [_output("TqdmWarning: IProgress not found")]),
-        "debris",
-    ),
-    "case_90_progress_bar": (
-        _set(["cells", 2, "outputs"], [_output(" 50%|█████     | 5/10")]),
-        "debris",
-    ),
-    "skipped": (_set(["cells", 2, "metadata", "tags"], ["nbval-skip"]), "skipped"),
-    "ignored_without_assertion": (_set(["cells", 3, "source"], "x = 1"), "assertion"),
-    "picture_without_words": (
-        _set(
-            ["cells", 2, "outputs"],
-            [{"output_type": "display_data", "data": {"image/png": "iVBOR"}}],
-        ),
-        "alternative text",
-    ),
-    "html_picture_without_words": (
-        _set(
-            ["cells", 2, "outputs"],
-            [{"output_type": "display_data", "data": {"text/html": '<img src="data:x">'}}],
-        ),
-        "alternative text",
-    ),
+    "case_94_author's_kernel": (["metadata", "kernelspec"], {"name": "conda-x-py"}, "kernelspec"),
+    "case_94_no_kernel": (["metadata"], {}, "kernelspec"),
+    "case_95_widget_state": (["metadata", "widgets"], {}, "metadata.widgets"),
+    "stripped": (["cells", 2, "execution_count"], None, "not executed"),
+    "out_of_order": (["cells", 2, "execution_count"], 9, "not executed"),
+    "all_ignored": (["cells", 2, "metadata", "tags"], [checks.IGNORE], "more than half"),
+    "case_90_stderr": (OUTPUTS, [_output("UserWarning: x", "stderr")], "stderr"),
+    "error": (OUTPUTS, [ERROR], "uncaught"),
+    "case_97_home_path": (OUTPUTS, [_output("/home/ann/x.py")], "machine path"),
+    "case_97_windows_path": (OUTPUTS, [_output("C:\\Users\\ann")], "machine path"),
+    "case_97_iprogress": (OUTPUTS, [_output("TqdmWarning: IProgress not found")], "debris"),
+    "case_90_progress_bar": (OUTPUTS, [_output(" 50%|█████     | 5/10")], "debris"),
+    "skipped": (["cells", 2, "metadata", "tags"], ["nbval-skip"], "skipped"),
+    "ignored_without_assertion": (["cells", 3, "source"], "x = 1", "assertion"),
+    "picture": (OUTPUTS, [{"output_type": "display_data", "data": PNG}], "alternative text"),
+    "html_picture": (OUTPUTS, [{"output_type": "display_data", "data": BARE}], "alternative text"),
 }
 BAD_PAGE = {
-    "long_cell": (_set(["cells", 2, "source"], "x = 1\n" * 26), "26 lines"),
-    "long_median": (
-        lambda nb: [c.update(source="import helpers\n" + "x = 1\n" * 7) for c in nb["cells"][1:]],
-        "median",
-    ),
-    "magic": (_set(["cells", 2, "source"], "%time x"), "magic"),
-    "shell": (_set(["cells", 2, "source"], "!pip install x"), "magic"),
-    "late_import": (_set(["cells", 4, "source"], "import json"), "imports stand"),
-    "helpers_not_first": (
-        _set(["cells", 1, "source"], "import torch\nimport helpers"),
-        "imported first",
-    ),
-    "heading_jump": (
-        lambda nb: nb["cells"].append({"cell_type": "markdown", "source": "### Deep"}),
-        "heading",
-    ),
-    "two_titles": (
-        lambda nb: nb["cells"].append({"cell_type": "markdown", "source": "# Again"}),
-        "one title",
-    ),
-    "image_without_words": (
-        lambda nb: nb["cells"].append({"cell_type": "markdown", "source": "![](a.png)"}),
-        "image",
-    ),
-    "dead_link": (
-        lambda nb: nb["cells"].append({"cell_type": "markdown", "source": "[x](nowhere.ipynb)"}),
-        "nowhere",
-    ),
+    "long_cell": (["cells", 2, "source"], "x = 1\n" * 26, "26 lines"),
+    "long_median": (["cells"], [_good()["cells"][2] | {"source": "x\n" * 7}] * 3, "median"),
+    "magic": (["cells", 2, "source"], "%time x", "magic"),
+    "shell": (["cells", 2, "source"], "!pip install x", "magic"),
+    "late_import": (["cells", 5, "source"], "import json", "imports stand"),
+    "helpers_not_first": (["cells", 1, "source"], "import torch\nimport helpers", "guard"),
+    "heading_jump": (["cells", 0, "source"], "# Why?\n### Deep", "heading"),
+    "two_titles": (["cells", 0, "source"], "# Why?\n# Again", "one title"),
+    "image_without_words": (["cells", 0, "source"], "![](a.png)", "image"),
+    "dead_link": (["cells", 0, "source"], "[x](nowhere.ipynb)", "nowhere"),
 }
 
 
@@ -140,18 +94,14 @@ def test_a_good_notebook_has_no_fault(tmp_path):
     assert checks.check_stored(_good()) + checks.check_page(_good(), tmp_path) == []
 
 
-@pytest.mark.parametrize(("spoil", "complaint"), BAD_STORED.values(), ids=BAD_STORED)
-def test_stored_fault_is_found(spoil, complaint):
-    notebook = copy.deepcopy(_good())
-    spoil(notebook)
-    assert complaint in "\n".join(checks.check_stored(notebook))
+@pytest.mark.parametrize(("path", "value", "complaint"), BAD_STORED.values(), ids=BAD_STORED)
+def test_stored_fault_is_found(path, value, complaint):
+    assert complaint in "\n".join(checks.check_stored(_spoiled(path, value)))
 
 
-@pytest.mark.parametrize(("spoil", "complaint"), BAD_PAGE.values(), ids=BAD_PAGE)
-def test_page_fault_is_found(spoil, complaint, tmp_path):
-    notebook = copy.deepcopy(_good())
-    spoil(notebook)
-    assert complaint in "\n".join(checks.check_page(notebook, tmp_path))
+@pytest.mark.parametrize(("path", "value", "complaint"), BAD_PAGE.values(), ids=BAD_PAGE)
+def test_page_fault_is_found(path, value, complaint, tmp_path):
+    assert complaint in "\n".join(checks.check_page(_spoiled(path, value), tmp_path))
 
 
 def test_there_are_notebooks():
@@ -166,33 +116,42 @@ def test_stored_notebook_has_no_fault(path):
     assert checks.check_file(path) == []
 
 
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: str(path.relative_to(notebooks.NOTEBOOKS)))
+def test_a_notebook_alone_says_what_it_lacks(path, tmp_path):
+    """Its first cell in an empty folder, then beside another project's package of that name."""
+    first = checks.source(checks.code_cells(checks.load(path))[0])
+    command = [sys.executable, "-I", "-S", "-c", f"import sys\nsys.path.insert(0, '.')\n{first}"]
+    for _ in ("alone", "beside a stranger"):
+        said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True).stderr
+        way_out = "Download the whole tutorial, and in its folder run: python3 tutorial.py lab"
+        assert said.splitlines()[-1] == f"ImportError: {way_out}"
+        assert said.count("Traceback") == 1
+        (tmp_path / "helpers.py").touch()
+
+
+def test_storing_writes_the_repository_into_the_first_cell_once_there_is_one(tmp_path, monkeypatch):
+    address = "https://example.org/somebody/bert-on-any-device"
+    (tmp_path / "pyproject.toml").write_text(f'[project.urls]\nRepository = "{address}"\n')
+    monkeypatch.setattr(notebooks, "ROOT", tmp_path)
+    page = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("try:  # an old address")])
+    nbformat.write(page, tmp_path / "page.ipynb")
+    monkeypatch.setattr(store_notebooks.nbclient.NotebookClient, "execute", lambda client: None)
+    store_notebooks.store(tmp_path / "page.ipynb")
+    (cell,) = nbformat.read(tmp_path / "page.ipynb", as_version=4).cells
+    assert f'home = "{address}"' in cell.source
+
+
 def test_no_lesson_shows_a_solution():
     """A lesson must not hold a line of its solutions' answers."""
-    for path in PATHS:
-        if path.parent == notebooks.NOTEBOOKS:
-            continue
+    for path in (path for path in PATHS if path.parent != notebooks.NOTEBOOKS):
         lesson, solutions = (
-            json.loads(p.read_text(encoding="utf-8"))
-            for p in (path.parent.parent / path.name, path)
+            "\n".join(checks.source(cell) for cell in checks.code_cells(checks.load(each)))
+            for each in (path.parent.parent / path.name, path)
         )
-        told = {
-            line.strip()
-            for cell in checks.code_cells(lesson)
-            for line in checks.source(cell).splitlines()
-        }
-        answers = [
-            c
-            for c in checks.code_cells(solutions)
-            if re.search(r"^answer_\w+ =", checks.source(c), re.M)
-        ]
+        answers = set(re.findall(r"^answer_\w+ =.*", solutions, re.MULTILINE))
         assert answers, f"{path}: no cell gives an answer"
-        for cell in answers:
-            lines = {
-                line.strip()
-                for line in checks.source(cell).splitlines()
-                if line.startswith("answer_")
-            }
-            assert not lines & told, f"{path}: the lesson holds {lines & told}"
+        shown = answers & set(re.findall(r"^answer_\w+ =.*", lesson, re.MULTILINE))
+        assert not shown, f"{path}: the lesson holds {shown}"
 
 
 def test_needs_stay_within_binder():

@@ -1,5 +1,6 @@
 """The Binder image as repo2docker plans it, without Docker; its two scripts, run for real."""
 
+import json
 import logging
 import os
 import re
@@ -119,3 +120,17 @@ def test_start_sets_threads_to_the_usable_cpus_and_becomes_the_command():
         preexec_fn=lambda: os.sched_setaffinity(0, one_cpu),
     )
     assert process.communicate(timeout=30)[0].split() == [str(process.pid), "1", "1", "1"]
+
+
+def test_start_ends_idle_kernels():
+    """Two open notebooks do not fit into Binder's 2 GB; data/jupyter, for laptops, ends none."""
+    from jupyter_server.services.kernels.kernelmanager import MappingKernelManager
+
+    command = [ROOT / "binder/start", "sh", "-c", "echo $JUPYTER_CONFIG_PATH"]
+    first, second, *_ = subprocess.check_output(command, cwd=ROOT, text=True).strip().split(":")
+    assert not list(Path(second).glob("*.json"))
+    settings = json.loads((Path(first) / "jupyter_server_config.json").read_text())
+    (settings,) = settings.values()
+    assert settings["cull_connected"]
+    assert settings["cull_idle_timeout"] >= 15 * 60
+    assert settings.keys() <= MappingKernelManager.class_traits().keys()

@@ -3,14 +3,19 @@
 import ctypes
 import importlib
 import os
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
 import helpers
 from helpers.core import cuda, machine, processes
+from helpers.exercises import tiny_models
+from helpers.lessons import placement
+from helpers.tools import doctor
 
 import psutil
 import pytest
+import torch
 
 GIB = 2**30
 
@@ -153,15 +158,92 @@ def test_cpu_features_on_linux(tmp_path, text, present):
     assert features.keys() == machine.CPU_FEATURES.keys()
 
 
-def test_unknown_features_are_absent_and_nothing_fails(tmp_path, monkeypatch):
-    assert machine.cpu_features(tmp_path, "linux") == {}
+def test_pytorch_is_asked_where_the_system_is_silent(tmp_path, monkeypatch):
     values = {"hw.optional.arm.FEAT_DotProd": "1"}
     monkeypatch.setattr(machine, "sysctl", lambda name: values.get(name, ""))
     assert machine.cpu_features(tmp_path, "darwin") == {"arm_dotprod": True}
-    kernel32 = SimpleNamespace(IsProcessorFeaturePresent=lambda number: int(number == 40))
-    monkeypatch.setattr(ctypes, "windll", SimpleNamespace(kernel32=kernel32), raising=False)
+    told = {"sse": True, "avx2": True, "avx_vnni": True, "avx512_vnni": False}
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: told)
     found = machine.cpu_features(tmp_path, "win32")
-    assert found == {"avx2": True, "avx512": False, "arm_dotprod": False}
+    assert found == {"avx2": True, "avx_vnni": True, "avx512_vnni": False}
+
+
+def test_linux_and_pytorch_say_the_same_of_this_cpu():
+    told, features = torch.cpu.get_capabilities(), machine.cpu_features()
+    names = {name: key for name, (_, _, key) in machine.CPU_FEATURES.items() if key in told}
+    assert len(names) >= 3
+    assert all(features[name] == told[key] for name, key in names.items())
+
+
+@pytest.mark.parametrize(
+    ("features", "wide"), [({}, None), ({"avx2": True}, False), ({"avx_vnni": True}, True)]
+)
+def test_an_unknown_cpu_is_not_called_old(features, wide, monkeypatch):
+    monkeypatch.setattr(machine, "cpu_features", lambda: features)
+    assert machine.has_int8_dot_product() is wide
+    (line,) = [str(one) for one in doctor.examine() if one.subject == "CPUs"]
+    assert ("unknown" in line) == (wide is None)
+
+
+RUNS = """sm_75 75 70, sm_80 86 90, sm_86 89 80, sm_120 121 100, compute_90 120 89, sm_90a 90 100,
+compute_100a 100 103, sm_100f 103 120, sm_87 87 89, sm_80 80 87"""  # of the last two one is Jetson
+
+
+@pytest.mark.parametrize("row", RUNS.split(","))
+def test_which_gpu_runs_which_code(row):
+    code, yes, no = row.split()
+    assert machine.runs_on(code, divmod(int(yes), 10))
+    assert not machine.runs_on(code, divmod(int(no), 10))
+
+
+def test_a_gpu_without_code_is_no_device(monkeypatch):
+    gpus = [("Tesla V100", (7, 0)), ("Tesla T4", (7, 5))]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(gpus))
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_80", "compute_80"])
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: gpus[index][1])
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda name: gpus[int(name[-1])][0])
+    assert machine.devices() == ["cuda:1", "cpu"]
+    assert placement.resolve_device("auto") == torch.device("cuda:1")
+    with pytest.raises(RuntimeError, match="no code for the GPU that 0 means"):
+        placement.resolve_device(0)
+    both = r"can use 1 CUDA device\(s\): Tesla T4. But .* no code for Tesla V100: it is left out"
+    assert re.search(both, cuda.cuda_status().reason)
+    del gpus[1]
+    assert (machine.devices(), cuda.cuda_status().available) == (["cpu"], False)
+    assert "no code for Tesla V100: use the CPU" in cuda.cuda_status().reason
+
+
+WRONG = {0.5: "wrong numbers, off by 5.0e-01", float("nan"): "wrong", 1e-6: "what the CPU computes"}
+
+
+@pytest.mark.parametrize(("off", "words"), WRONG.items())
+def test_the_doctor_names_a_device_that_computes_wrongly(off, words, monkeypatch):
+    right = tiny_models.run_on("cpu")
+    monkeypatch.setattr(tiny_models, "run_on", {"mps": right + off, "cpu": right}.get)
+    monkeypatch.setattr(machine, "devices", lambda: ["mps", "cpu"])
+    (line,) = [one for one in doctor.examine() if one.subject == "results"]
+    assert words in line.detail
+    assert line.ok == (off == 1e-6)
+
+
+def test_a_device_that_fails_does_not_agree_and_its_error_is_told():
+    def compute(device):
+        raise NotImplementedError("no kernel: PYTORCH_ENABLE_MPS_FALLBACK=1\nmore")
+
+    agrees, sentence = machine.agrees_with_cpu("mps", compute)
+    assert (agrees, sentence[-29:]) == (False, "PYTORCH_ENABLE_MPS_FALLBACK=1")
+    assert machine.agrees_with_cpu(torch.device("cpu"), compute)[0]
+
+
+@pytest.mark.parametrize(("free", "kernels"), [(1e9, 2), (1e9, 1), (8e9, 2)])
+def test_a_second_kernel_is_warned_of_where_memory_is_short(free, kernels, monkeypatch, capsys):
+    kernel = SimpleNamespace(info={"cmdline": ["python", "-m", "ipykernel_launcher", "-f", "x"]})
+    found = [SimpleNamespace(info={"cmdline": None}), *[kernel] * kernels]
+    monkeypatch.setattr(psutil, "process_iter", lambda names: found)
+    monkeypatch.setattr(machine, "memory_available", lambda: free)
+    processes.warn_of_other_kernels()
+    assert bool(capsys.readouterr().out) == ((free, kernels) == (1e9, 2))
 
 
 def facts(**changes) -> dict:
@@ -200,8 +282,6 @@ def test_working_cuda_names_the_gpus():
 
 
 def test_status_devices_and_line_agree_with_torch():
-    import torch
-
     status = cuda.cuda_status()
     assert status.available == torch.cuda.is_available()
     assert machine.devices()[-1] == "cpu"
@@ -215,8 +295,6 @@ def test_status_devices_and_line_agree_with_torch():
 
 
 def test_synchronize_waits_for_each_device_that_holds_memory(monkeypatch):
-    import torch
-
     waited = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)

@@ -90,21 +90,8 @@ def test_table_names_and_figures(short_blocks):
     assert table["items/s"].to_numpy() == pytest.approx(30 / (table["median ms"].to_numpy() / 1e3))
     assert (table["calls"] >= 12).all()
     assert machine.cpu_name() in result.machine
-    assert result.machine in result._repr_html_()
     figures = {0.00123: "0.00123", 0.5: "0.500", 1: "1.00", 12.34: "12.3", 1234.5: "1234", 0: "0"}
     assert {value: timing.figures(value) for value in figures} == figures
-
-
-def test_plot_says_what_it_shows(monkeypatch):
-    from helpers.core import plots
-
-    shown = []
-    monkeypatch.setattr(plots, "show", lambda fig, alt: shown.append(plots.html(fig, alt) and alt))
-    result = comparison_of({"one": [1e-3] * 6, "three": [3e-3] * 6})
-    result.plot()
-    result.plot("Three takes longer.")
-    assert "one 1.00 ms, three 3.00 ms; three took 3.00 times as long as one" in shown[0]
-    assert shown[1] == "Three takes longer."
 
 
 # ---- equal conditions

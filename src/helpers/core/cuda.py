@@ -27,10 +27,16 @@ def explain_cuda(
     driver: bool,  # whether the driver's library loads
     visible: str | None,  # the variable CUDA_VISIBLE_DEVICES
     names: Sequence[str],  # of the devices that torch can use
+    foreign: Sequence[str] = (),  # of those that this build of torch has no code for
 ) -> CudaStatus:
     """Name the cause that has to be mended first where CUDA is absent."""
+    no_code = f"this build of torch (for CUDA {build}) has no code for {', '.join(foreign)}"
     if names:
         reason = f"torch can use {len(names)} CUDA device(s): {', '.join(names)}."
+        if foreign:
+            reason += f" But {no_code}: it is left out."
+    elif foreign:
+        reason = f"{no_code}: use the CPU, or a build that has (before Turing, for CUDA 12.6)."
     elif torch is None:
         reason = "torch is not installed in this Python: install it, or start another one."
     elif system == "darwin":
@@ -68,4 +74,5 @@ def cuda_status() -> CudaStatus:
         driver = bool(ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"))
     visible, names = os.environ.get("CUDA_VISIBLE_DEVICES"), machine.cuda_names()
     facts = (torch.version.cuda or torch.version.hip, _nvidia_gpu(), driver, visible, names)
+    facts += (machine.cuda_names(usable=False),)
     return explain_cuda(sys.platform, torch.__version__, *facts)

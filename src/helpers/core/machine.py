@@ -3,7 +3,6 @@
 Importing it imports nothing that has to be installed. An argument `root` stands for Linux's `/`.
 """
 
-import ctypes
 import functools
 import importlib.util
 import json
@@ -12,8 +11,10 @@ import platform
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from helpers.core import files
 from helpers.core.files import read_system_file
@@ -21,7 +22,7 @@ from helpers.core.files import read_system_file
 PACKAGES = "torch", "transformers", "onnxruntime", "onnx", "torchao", "peft", "tokenizers", "numpy"
 
 # What decides how fast int8 and bfloat16 run: its name in Linux's /proc/cpuinfo, in macOS's
-# sysctl, and its number in Windows' IsProcessorFeaturePresent; null where that cannot be told.
+# sysctl (null where it has none), and in PyTorch's list, which Windows needs.
 CPU_FEATURES = json.loads((files.DATA / "cpu_features.json").read_text(encoding="utf-8"))
 
 
@@ -107,28 +108,27 @@ def sysctl(name: str) -> str:
 @functools.cache
 def cpu_features(root: str | os.PathLike = "/", system: str = sys.platform) -> dict[str, bool]:
     """Return which of `CPU_FEATURES` this CPU has; those that cannot be told have no entry."""
-    if system == "win32":
-        present = ctypes.windll.kernel32.IsProcessorFeaturePresent
-        numbers = {name: number for name, (_, _, number) in CPU_FEATURES.items() if number}
-        return {name: bool(present(number)) for name, number in numbers.items()}
     if system == "darwin":
         values = {name: sysctl(key) for name, (_, key, _) in CPU_FEATURES.items() if key}
         return {name: value == "1" for name, value in values.items() if value}
     text = read_system_file(Path(root) / "proc/cpuinfo")
-    line = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
-    if not line:
-        return {}
-    return {name: flag in line[1].split() for name, (flag, _, _) in CPU_FEATURES.items()}
+    if line := re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE):
+        return {name: flag in line[1].split() for name, (flag, _, _) in CPU_FEATURES.items()}
+    import torch  # asks the CPU itself where the system says little: Windows has no name for VNNI
+
+    told = torch.cpu.get_capabilities()
+    return {name: bool(told[key]) for name, (_, _, key) in CPU_FEATURES.items() if key in told}
 
 
-def has_int8_dot_product() -> bool:
-    """Return whether this CPU's int8 products have room for their sums; False if unknown.
+def has_int8_dot_product() -> bool | None:
+    """Return whether this CPU's int8 products have room for their sums; None if nobody can tell.
 
     VNNI and AMX on x86 and the dot product on Arm have it. Other CPUs add pairs of products in 16
     bits, which can silently cut a sum off.
     """
     names = ("avx512_vnni", "avx_vnni", "amx_int8", "arm_dotprod", "arm_i8mm")
-    return any(cpu_features().get(name) for name in names)
+    features = cpu_features()
+    return any(features.get(name) for name in names) if features else None
 
 
 def choose_dtype(device):
@@ -150,12 +150,60 @@ def devices() -> list[str]:
     """Return the devices torch can compute on, best first and "cpu" last: ["cuda:0", "cpu"]."""
     import torch
 
-    found = []
-    if torch.cuda.is_available():  # with too old a driver there are devices, but none to use
-        found = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+    found = [name for name, usable in cuda_devices().items() if usable]
     if torch.backends.mps.is_available():
         found.append("mps")
     return [*found, "cpu"]
+
+
+def cuda_devices() -> dict[str, bool]:
+    """Return the CUDA devices ("cuda:0"), and whether this build of torch has code for each."""
+    import torch
+
+    if not torch.cuda.is_available():  # with too old a driver there are devices, but none to use
+        return {}
+    codes = [] if torch.version.hip else torch.cuda.get_arch_list()
+
+    def usable(index: int) -> bool:
+        return any(runs_on(code, torch.cuda.get_device_capability(index)) for code in codes)
+
+    places = range(torch.cuda.device_count())
+    return {f"cuda:{index}": not codes or usable(index) for index in places}
+
+
+def runs_on(code: str, capability: tuple[int, int]) -> bool:
+    """Return whether a GPU of a compute capability runs code for "sm_80", "sm_90a", "compute_90".
+
+    Machine code (sm) runs within its major version, from its minor version on: sm_80 on 8.6, and
+    not on 9.0. The driver compiles PTX (compute) for every later GPU. Code that ends in a letter
+    is for one GPU ("a") or its family ("f"); a Jetson takes only code of its own, as nobody else.
+    """
+    kind, digits, letter = re.fullmatch(r"([a-z]+)_(\d+)([af]?)", code).groups()
+    built = divmod(int(digits), 10)
+    jetson = {(5, 3), (6, 2), (7, 2), (8, 7)} & {built, capability}
+    if letter == "a" or (jetson and kind == "sm"):
+        return built == capability
+    if kind == "compute" and not letter:
+        return built <= capability
+    return built[0] == capability[0] and built[1] <= capability[1]
+
+
+def agrees_with_cpu(device: Any, compute: Callable[[str], Any]) -> tuple[bool, str]:
+    """Return whether a device computes what the CPU computes, and a sentence for the reader.
+
+    `compute` takes a device's name and returns numbers of about 1 that were computed there, as an
+    array or a tensor on the CPU.
+    """
+    device = str(device)
+    if device == "cpu":
+        return True, "no GPU is in use, so there is nothing to compare with the CPU"
+    try:
+        off = float(abs(compute(device) - compute("cpu")).max())
+    except RuntimeError as error:
+        return False, f"{device} fails, so go on on the CPU: {str(error).splitlines()[0]}"
+    if off < 1e-3:  # wrong masks or kernels move more than rounding does; NaN is not less
+        return True, f"{device} computes what the CPU computes, to within {off:.0e}"
+    return False, f"{device} computes wrong numbers, off by {off:.1e}: go on on the CPU"
 
 
 def synchronize() -> None:
@@ -187,12 +235,11 @@ def cpu_name(root: str | os.PathLike = "/") -> str:
     return mac or platform.processor() or platform.machine()
 
 
-def cuda_names() -> list[str]:
-    """Return the names of the CUDA devices that torch, if it was imported, can use."""
+def cuda_names(usable: bool = True) -> list[str]:
+    """Return the names of the CUDA devices that torch, if it was imported, can use or not."""
     torch = sys.modules.get("torch")
-    if not torch or not torch.cuda.is_available():
-        return []
-    return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    found = cuda_devices() if torch else {}
+    return [torch.cuda.get_device_name(device) for device in found if found[device] == usable]
 
 
 def describe_machine(threads: int | None = None) -> str:

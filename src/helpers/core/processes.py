@@ -1,4 +1,4 @@
-"""What a process holds in memory, and calls in a process of their own."""
+"""What processes hold in memory, and calls in a process of their own."""
 
 import multiprocessing
 import re
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from helpers.core import files
+from helpers.core import files, machine
 
 import psutil
 
@@ -29,6 +29,20 @@ def process_peak() -> int:
 
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def warn_of_other_kernels() -> None:
+    """Print a line if other notebooks are open and leave too little memory for one more.
+
+    When memory runs out, the system ends a kernel, and nobody says why.
+    """
+    free = machine.memory_available()
+    if free > 1.5e9:  # the peak of the notebook that takes most
+        return
+    commands = [process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])]
+    if sum("ipykernel_launcher" in command for command in commands) > 1:
+        print(f"Only {free / 1e9:.1f} GB of memory is free, and other notebooks are running:")
+        print("shut down their kernels first, or this one may die in silence.")
 
 
 def run_in_subprocess(function: Callable, *arguments, **options):

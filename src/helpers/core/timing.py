@@ -5,7 +5,6 @@ accelerators are synchronised, and arms wait for quiet: ONNX Runtime's threads s
 after a call and make a PyTorch call that follows several times slower.
 """
 
-import html
 import math
 import sys
 from collections.abc import Mapping
@@ -28,7 +27,7 @@ class Ratio(NamedTuple):
 
 
 class Comparison:
-    """What `compare` measured; a notebook shows its table and the line that names the machine."""
+    """What `compare` measured; its text is the table and the line that names the machine."""
 
     def __init__(self, replies: list[dict], items: int | None, threads: int):
         by_arm: dict[str, list[dict]] = {}
@@ -83,31 +82,8 @@ class Comparison:
         interval = f"{figures(low)} to {figures(high)}"
         return f"{a} took {figures(value)} times as long as {b} ({interval})"
 
-    def plot(self, alt: str | None = None) -> None:
-        """Show a bar for each arm: median and quartiles; `alt` replaces the sentence below it."""
-        from helpers.core import plots
-
-        names = ("arm", "median ms", "25 % ms", "75 % ms")
-        arms, median, low, high = (self.table[name] for name in names)
-        fig, ax = plots.plt.subplots(figsize=(7, 1 + 0.5 * len(arms)))
-        style = {"color": plots.BLUE, "ecolor": plots.GREY, "capsize": 4}
-        bars = ax.barh(arms, median, xerr=[median - low, high - median], **style)
-        ax.bar_label(bars, [f"{figures(ms)} ms" for ms in median], padding=6)
-        ax.margins(x=0.15)
-        ax.invert_yaxis()
-        ax.grid(axis="y", visible=False)
-        ax.set_xlabel("milliseconds a call: median and quartiles (less is better)")
-        first, *others = self.table.sort_values("median ms")["arm"]
-        listed = ", ".join(f"{arm} {figures(ms)} ms" for arm, ms in zip(arms, median, strict=True))
-        verdicts = [self.verdict(other, first) for other in others]
-        plots.show(fig, alt or "; ".join([f"Median time a call: {listed}", *verdicts]) + ".")
-
     def __repr__(self) -> str:
         return f"{self.table.to_string(index=False, float_format=figures)}\n{self.machine}"
-
-    def _repr_html_(self) -> str:
-        table = self.table.to_html(index=False, float_format=figures, border=0)
-        return f"{table}<p>{html.escape(self.machine)}</p>"
 
 
 def figures(value: float) -> str:

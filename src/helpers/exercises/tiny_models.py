@@ -2,6 +2,7 @@
 
 from helpers.models import inspection
 
+import torch
 from transformers import BertConfig, BertForSequenceClassification, BertModel
 
 _SIZES = {"vocab_size": 100, "max_position_embeddings": 64, "hidden_size": 32}
@@ -11,6 +12,13 @@ _SIZES |= {"num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size"
 def new_model() -> BertModel:
     """Build a small encoder in eval mode, the same each time; all of its inputs matter."""
     return tiny_bert(initializer_range=0.5)
+
+
+@torch.inference_mode()
+def run_on(device: str) -> torch.Tensor:
+    """Return what the small encoder computes on a device for two texts, one with padding."""
+    ids = torch.arange(5, 23, device=device).view(2, 9)
+    return new_model().to(device)(ids, (ids < 20).long()).last_hidden_state.cpu()
 
 
 def new_classifier() -> BertForSequenceClassification:

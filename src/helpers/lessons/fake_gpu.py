@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Iterator
 from unittest import mock
 
+from helpers.core import machine
 from helpers.core.tensors import gib_to_bytes
 from helpers.lessons.ledger import CUBLAS_WORKSPACE, CUDA_CONTEXT, Ledger
 
@@ -99,7 +100,7 @@ class FakeGPU:
 
     def __init__(self, gib: float, pretend: bool | None = None):
         self.capacity = gib_to_bytes(gib) - CUDA_CONTEXT - CUBLAS_WORKSPACE
-        self.pretend = not torch.cuda.is_available() if pretend is None else pretend
+        self.pretend = "cuda" not in machine.devices()[0] if pretend is None else pretend
         self.device = "cpu" if self.pretend else "cuda"
         self._ledger = Ledger(True, self.capacity)
         self._stack = contextlib.ExitStack()

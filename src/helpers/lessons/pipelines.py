@@ -43,7 +43,7 @@ def write_files(folder: str | Path) -> dict[str, int]:
     Exporting takes several times a model's memory: a process of its own gives all of it back.
     """
     sizes = {}
-    # CPUs that add products of bytes in 16 bits need weights of 7 bits.
+    # CPUs that add products of bytes in 16 bits need weights of 7 bits; an unknown one gets them.
     narrow = not machine.has_int8_dot_product()
     for name in ("teacher", "first-token", *sentiment.LAYERS):
         path, int8 = (Path(folder) / f"{name}{suffix}" for suffix in (".onnx", ".int8.onnx"))

@@ -10,7 +10,7 @@ import warnings
 from collections import UserDict
 from typing import Any
 
-from helpers.core import tensors
+from helpers.core import machine, tensors
 from helpers.lessons.device_errors import which_side_stayed
 from helpers.recipes.device_placement import move_to
 
@@ -28,24 +28,24 @@ def resolve_device(spec: Any = "auto") -> torch.device:
     """Return the device that is asked for; it is used or refused, never replaced by the CPU.
 
     Args:
-        spec: "auto" takes the best device there is (cuda, then mps, then cpu). A whole number n
-            means GPU n, and -1 the CPU, as in transformers' pipelines.
+        spec: "auto" takes the best of `machine.devices()` (cuda, then mps, then cpu). A whole
+            number n means GPU n, and -1 the CPU, as in transformers' pipelines.
 
     Raises:
         ValueError: If it is not the name of a device; the text lists those that are.
         RuntimeError: If this process does not have the device; the text says how many it has.
     """
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    counts = {"cuda": gpus, "mps": int(torch.backends.mps.is_available())}
+    gpus, mps = machine.cuda_devices(), torch.backends.mps.is_available()
+    counts = {"cuda": len(gpus), "mps": int(mps)}
     name = str(spec) if isinstance(spec, str | torch.device) else ""
+    if name == "auto":
+        name = machine.devices()[0]
     if type(spec) is int and spec >= -1:
         name = "cpu" if spec == -1 else f"cuda:{spec}"
-    found = re.fullmatch(r"(auto|cpu|meta)|(cuda|mps)(?::(\d+))?", name, re.ASCII)
+    found = re.fullmatch(r"(cpu|meta)|(cuda|mps)(?::(\d+))?", name, re.ASCII)
     if not found:
         raise ValueError(f"{spec!r} is not the name of a device. Accepted: {ACCEPTED}.")
     kind, index = found[2] or found[1], int(found[3] or 0)
-    if kind == "auto":
-        kind = next((best for best in ("cuda", "mps") if counts[best]), "cpu")
     if kind in ("cpu", "meta"):
         return torch.device(kind)
     if index >= counts[kind]:
@@ -53,6 +53,8 @@ def resolve_device(spec: Any = "auto") -> torch.device:
             f"{spec!r} was asked for, but this process sees {counts[kind]} {kind} "
             "device(s), numbered from 0 (CUDA_VISIBLE_DEVICES can hide GPUs)"
         )
+    if kind == "cuda" and not gpus[f"cuda:{index}"]:
+        raise RuntimeError(f"this build of torch has no code for the GPU that {spec!r} means")
     return torch.device(kind, index)
 
 

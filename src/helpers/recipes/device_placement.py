@@ -17,17 +17,17 @@ from transformers import AutoModel, AutoTokenizer
 
 
 def resolve_device(name: str = "auto") -> torch.device:
-    """Return the device of a name; "auto" takes the accelerator that works here, or the CPU.
+    """Return the device of a name; "auto" takes the accelerator that is here, or the CPU.
 
     A device that is asked for by name is used or refused, never replaced by the CPU.
 
     Raises:
-        RuntimeError, AssertionError: If this machine or this PyTorch does not have the device.
+        RuntimeError, AssertionError: If this machine does not have it, or PyTorch no code for it.
     """
     if name == "auto":
         name = torch.accelerator.current_accelerator(check_available=True) or "cpu"
-    # Raises now, and not in the middle of the work; and tells the index, which "cuda" leaves out.
-    return torch.empty(1, device=name).device
+    # Computes now, and not in the middle of the work; and tells the index that "cuda" leaves out.
+    return torch.ones(1, device=name).device
 
 
 def move_to(value: Any, device: torch.device) -> Any:

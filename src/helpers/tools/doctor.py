@@ -72,20 +72,22 @@ def _packages() -> Finding:
     return Finding(True, "packages", ", ".join(found))
 
 
-def _devices() -> Finding:
-    """Say which devices torch can compute on, or why torch does not start."""
+def _devices() -> list[Finding]:
+    """Say which devices torch can compute on and whether it is right, or why it does not start."""
     try:
-        names = ", ".join(machine.devices())
+        devices = machine.devices()
     except (ImportError, OSError) as error:  # as on Windows without Microsoft's C++ runtime
-        return Finding(False, "devices", f"{error!r}: {device_errors.explain(error)}")
-    return Finding(True, "devices", f"{names} (CUDA: {cuda.cuda_status().reason})")
+        return [Finding(False, "devices", f"{error!r}: {device_errors.explain(error)}")]
+    names = f"{', '.join(devices)} (CUDA: {cuda.cuda_status().reason})"
+    return [Finding(True, "devices", names), _results(devices[0])]
 
 
-def _asset(name: str, state: str) -> Finding:
-    """Say whether a model or text is here; a stand-in is enough to run, and called what it is."""
-    if state == "missing":
-        return Finding(False, name, f"not here yet; `{files.command('fetch')}` gets it")
-    return Finding(True, name, state)
+def _results(device: str) -> Finding:
+    """Say whether a small BERT computes the same on the best device as on the CPU."""
+    from helpers.exercises import tiny_models  # loads transformers, for seconds
+
+    agrees, sentence = machine.agrees_with_cpu(device, tiny_models.run_on)
+    return Finding(agrees, "results", sentence)
 
 
 def _notebook(lesson: notebooks.Lesson, memory: int, disk: int, states: dict) -> Finding:
@@ -113,8 +115,10 @@ def _notebook(lesson: notebooks.Lesson, memory: int, disk: int, states: dict) ->
 
 def examine() -> list[Finding]:
     """Look at this machine, now, without asking the network."""
-    units = [name for name, present in machine.cpu_features().items() if present]
-    cpus = f"{machine.usable_cpus()} usable; for int8 speed: {', '.join(units) or 'none'}"
+    features = machine.cpu_features()
+    units = [name for name, present in features.items() if present]
+    cpus = f"{machine.usable_cpus()} usable; for int8 speed: "
+    cpus += ", ".join(units) or ("none" if features else "unknown")
     total, free = machine.memory_total(), machine.memory_available()
     folder = locate.root()
     while not folder.exists():
@@ -125,11 +129,11 @@ def examine() -> list[Finding]:
     return [
         Finding(True, "Python", version),
         _packages(),
-        _devices(),
+        *_devices(),
         Finding(True, "CPUs", cpus),
         Finding(True, "memory", f"{free / GB:.1f} GB free of {total / GB:.1f} GB"),
         Finding(True, "disk", f"{disk / GB:.1f} GB free where models and texts are kept"),
-        *(_asset(name, state) for name, state in states.items()),
+        *(Finding(state != "missing", name, state) for name, state in states.items()),
         *(lessons or [Finding(True, "notebooks", "none here: they are in the repository")]),
     ]
 

@@ -8,12 +8,12 @@ import ast
 import json
 import re
 import statistics
-import sys
 from pathlib import Path
 
 from helpers.tools import notebooks
 
 IGNORE = "nbval-ignore-output"
+_IMPORTS = ast.Import | ast.ImportFrom
 LONGEST_CELL, MEDIAN_CELL, LARGEST_FILE = 25, 6, 1_500_000
 _MACHINE_PATH = re.compile(
     r"(?<![\w.:/])(?:/(?:root|home|Users|tmp|opt|mnt|var|work|srv|private)/|[A-Za-z]:\\+Users)"
@@ -43,12 +43,6 @@ def source(cell: dict) -> str:
 def tags(cell: dict) -> list[str]:
     """Return a cell's tags."""
     return cell.get("metadata", {}).get("tags", [])
-
-
-def _package(node: ast.Import | ast.ImportFrom) -> str:
-    """Return the top-level package that an import statement names."""
-    name = node.module or "" if isinstance(node, ast.ImportFrom) else node.names[0].name
-    return name.split(".")[0]
 
 
 def check_stored(notebook: dict) -> list[str]:
@@ -94,8 +88,10 @@ def check_page(notebook: dict, folder: Path) -> list[str]:
     """Find faults of the notebook as a text: long cells, late imports, headings, images, links."""
     faults, code = [], code_cells(notebook)
     lengths = [len(source(cell).strip().splitlines()) for cell in code]
-    if code:  # imports stand in the first cell, however many there are
-        lengths[0] -= len(re.findall(r"^(?:import|from) ", source(code[0]), re.MULTILINE))
+    if code and source(code[0]) != notebooks.guard():
+        faults.append("does not import helpers first, in the cell of data/templates/guard.txt")
+    if len(code) > 1:  # imports stand in the second cell, however many there are
+        lengths[1] -= len(re.findall(r"^(?:import|from) ", source(code[1]), re.MULTILINE))
     if code and statistics.median(lengths) > MEDIAN_CELL:
         middle = statistics.median(lengths)
         faults.append(f"the median code cell has {middle} lines, more than {MEDIAN_CELL}")
@@ -104,8 +100,8 @@ def check_page(notebook: dict, folder: Path) -> list[str]:
             faults.append(f"code cell {number} has {length} lines")
         if _MAGIC.search(source(cell)):
             faults.append(f"code cell {number} uses a shell escape or magic")
-        else:
-            faults += _check_imports(number, source(cell))
+        elif number > 4 and any(isinstance(n, _IMPORTS) for n in ast.parse(source(cell)).body):
+            faults.append(f"code cell {number} imports: imports stand in the first four code cells")
     prose = [source(cell) for cell in notebook["cells"] if cell["cell_type"] == "markdown"]
     prose = [re.sub(r"```.*?```", "", text, flags=re.DOTALL) for text in prose]
     faults += _check_headings("\n".join(prose))
@@ -117,18 +113,6 @@ def check_page(notebook: dict, folder: Path) -> list[str]:
             if target and not re.match(r"[a-z]+:", target) and not (folder / target).exists():
                 faults.append(f"a link leads nowhere: {link}")
     return faults
-
-
-def _check_imports(number: int, code: str) -> list[str]:
-    body = ast.parse(code).body
-    imports = [node for node in body if isinstance(node, ast.Import | ast.ImportFrom)]
-    if number > 3:  # setup, the short answer, what the rest needs
-        late = f"code cell {number} imports: imports stand in the first three code cells"
-        return [late] if imports else []
-    foreign = [node for node in imports if _package(node) not in sys.stdlib_module_names]
-    if number > 1 or (foreign and _package(foreign[0]) == "helpers"):
-        return []
-    return ["helpers is not imported first: it sets what torch and transformers read at import"]
 
 
 def _check_headings(prose: str) -> list[str]:

@@ -6,6 +6,7 @@ Used by the doctor (notebook 00), the benchmark, the tables in README and 00, an
 import ast
 import json
 import re
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,6 +69,14 @@ def read(path: Path) -> Lesson:
 def lessons() -> list[Lesson]:
     """Return all numbered notebooks in order, without their solutions; none without a checkout."""
     return [read(path) for path in sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))]
+
+
+def guard() -> str:
+    """Return how the first code cell of every notebook begins: it says what a lone file lacks."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    home = project.get("urls", {}).get("Repository", "the whole tutorial")
+    text = (files.DATA / "templates" / "guard.txt").read_text(encoding="utf-8")
+    return text.replace("HOME", home).rstrip()
 
 
 def recipes() -> dict[str, Path]:
