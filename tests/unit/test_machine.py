@@ -1,6 +1,5 @@
 """What a container allows, read from forged control groups; every cause has its sentence."""
 
-import ctypes
 import importlib
 import os
 import re
