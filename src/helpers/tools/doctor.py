@@ -125,6 +125,7 @@ def examine() -> list[Finding]:
         folder = folder.parent
     disk, states = shutil.disk_usage(folder).free, assets.status()
     version = ".".join(map(str, sys.version_info[:3]))
+    get = f"not here yet; `{files.command('fetch')}` gets it"
     lessons = [_notebook(lesson, free, disk, states) for lesson in notebooks.lessons()]
     return [
         Finding(True, "Python", version),
@@ -133,7 +134,10 @@ def examine() -> list[Finding]:
         Finding(True, "CPUs", cpus),
         Finding(True, "memory", f"{free / GB:.1f} GB free of {total / GB:.1f} GB"),
         Finding(True, "disk", f"{disk / GB:.1f} GB free where models and texts are kept"),
-        *(Finding(state != "missing", name, state) for name, state in states.items()),
+        *(
+            Finding(s != "missing", name, get if s == "missing" else s)
+            for name, s in states.items()
+        ),
         *(lessons or [Finding(True, "notebooks", "none here: they are in the repository")]),
     ]
 
