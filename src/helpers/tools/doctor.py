@@ -134,10 +134,7 @@ def examine() -> list[Finding]:
         Finding(True, "CPUs", cpus),
         Finding(True, "memory", f"{free / GB:.1f} GB free of {total / GB:.1f} GB"),
         Finding(True, "disk", f"{disk / GB:.1f} GB free where models and texts are kept"),
-        *(
-            Finding(s != "missing", name, get if s == "missing" else s)
-            for name, s in states.items()
-        ),
+        *(Finding(s != "missing", n, s.replace("missing", get)) for n, s in states.items()),
         *(lessons or [Finding(True, "notebooks", "none here: they are in the repository")]),
     ]
 
