@@ -184,7 +184,7 @@ def shown_functions():
                     yield pytest.param(text, own[name], id=f"{number}-{name}")
 
 
-@pytest.mark.parametrize(("cell", "recipe"), shown_functions())
+@pytest.mark.parametrize(("cell", "recipe"), list(shown_functions()))
 def test_a_cell_shows_the_function_that_the_recipe_has(cell, recipe):
     """What a reader saw is what they take home: the same code, whatever its line breaks."""
     assert ast.dump(ast.parse(cell)) == ast.dump(ast.parse(recipe))

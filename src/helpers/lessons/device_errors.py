@@ -13,8 +13,8 @@ KNOWN = json.loads((files.DATA / "device_errors.json").read_text(encoding="utf-8
 PLACEMENT = "notebook 01: What moves with the model"
 # PyTorch ends each CUDA error, whatever its cause, with this hint.
 HINT = r"Compile with .TORCH_USE_\w+. to enable device-side assertions"
-UNKNOWN = """Not an error known here: read its last line, and try left_behind(model, device). Each \
-notebook lists the errors of its topic near its top, below "Find your error"."""
+UNKNOWN = """Not an error known here. If it names a device, left_behind(model, device) of \
+notebook 01 names what did not move; else see "Find your error", near the top of each notebook."""
 DEVICE = r"(?:cpu|gpu|cuda|mps|meta|xpu)(?::\d+)?"
 
 
