@@ -175,7 +175,7 @@ def shown_functions():
     """For each recipe its notebook's cells that define a function of the same name."""
     from helpers.tools import notebook_checks
 
-    for number, recipe in RECIPES.items():
+    for number, recipe in [*RECIPES.items(), ("08", PACKAGE / "lessons/pipelines.py")]:
         own = functions(recipe.read_text(encoding="utf-8"))
         (page,) = notebooks.NOTEBOOKS.glob(f"{number}_*.ipynb")
         for cell in notebook_checks.code_cells(notebook_checks.load(page)):
@@ -191,8 +191,9 @@ def test_a_cell_shows_the_function_that_the_recipe_has(cell, recipe):
 
 
 def test_there_are_cells_that_show_the_recipes_functions():
-    numbers = {parameter.id[:2] for parameter in shown_functions()}
-    assert len(numbers) >= 4, f"only {sorted(numbers)} do"
+    shown = {parameter.id for parameter in shown_functions()}
+    assert len({name[:2] for name in shown}) >= 4, f"only {sorted(shown)} do"
+    assert "08-one_by_one" in shown
 
 
 CASES = re.compile(r"^\| (\d+) \|", re.MULTILINE)

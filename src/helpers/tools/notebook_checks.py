@@ -92,8 +92,7 @@ def check_page(notebook: dict, folder: Path) -> list[str]:
         faults.append("does not import helpers first, in the cell of data/templates/guard.txt")
     if len(code) > 1:  # imports stand in the second cell, however many there are
         lengths[1] -= len(re.findall(r"^(?:import|from) ", source(code[1]), re.MULTILINE))
-    if code and statistics.median(lengths) > MEDIAN_CELL:
-        middle = statistics.median(lengths)
+    if code and (middle := statistics.median(lengths)) > MEDIAN_CELL:
         faults.append(f"the median code cell has {middle} lines, more than {MEDIAN_CELL}")
     for number, (cell, length) in enumerate(zip(code, lengths, strict=True), 1):
         if length > LONGEST_CELL:
