@@ -140,7 +140,7 @@ def test_the_first_lesson_runs_in_the_browser(lab, browser):
     with run_all(browser, lab, "00_start_here.ipynb") as page:
         assert errors(page) == []
         outputs = [one.inner_text() for one in page.query_selector_all(".jp-OutputArea-output")]
-        assert any("padding in the mean: " in text for text in outputs)
+        assert any("padding in the mean, in use only: " in text for text in outputs)
         assert "Jupyter news" not in page.inner_text("body")
         assert page.evaluate(
             "() => [...document.querySelectorAll('.jp-Notebook img')].every(image => image.alt)"
