@@ -69,6 +69,7 @@ def _peaks(rng: random.Random, quick: bool) -> list[dict]:
             continue
         step = Step(config, batch, length, **options)
         found = measure_peak(step.run, step.model, step.optimizer, step.inputs).allocated
+        del step  # before the next one is built
         size = f"{config.num_hidden_layers} x {config.hidden_size}"
         rows.append(
             {
