@@ -39,7 +39,6 @@ def test_exercise_1(tmp_path, said):
     onnx.save(exchanged, tmp_path / "exchanged.onnx")
     assert "is each input in place?" in said(check_04_1, tmp_path / "exchanged.onnx")
     assert "absent.onnx" in said(check_04_1, tmp_path / "absent.onnx")
-    assert "not answered" in said(check_04_1, ...)
 
 
 def unsorted(lengths):

@@ -267,11 +267,11 @@ def test_a_line_without_a_text_is_named(line, model, tokenizer, tmp_path):
 
 
 def launch(folder, target):
-    """The real command for two processes."""
+    """The real command for two processes, of the recipe as a file."""
     options = "--multi_gpu --num_processes 2 --num_machines 1 --mixed_precision no"
-    options += " --dynamo_backend no --main_process_port 0 -m helpers.recipes.embed_corpus"
+    options += " --dynamo_backend no --main_process_port 0"
     command = [sys.executable, "-m", "accelerate.commands.launch", *options.split()]
-    command += [str(folder / "texts"), str(folder / "model"), str(target)]
+    command += [embed_corpus.__file__, *map(str, (folder / "texts", folder / "model", target))]
     pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     return subprocess.Popen(command, env=environment, start_new_session=True, **pipe)

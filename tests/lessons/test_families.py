@@ -2,6 +2,7 @@
 
 import copy
 
+from conftest import TINY
 from helpers.core import files
 from helpers.core.quiet import quiet
 from helpers.lessons import memory
@@ -20,16 +21,8 @@ import pytest
 import torch
 import transformers
 
-SIZES = {
-    "vocab_size": 100,
-    "hidden_size": 32,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 2,
-    "intermediate_size": 64,
-    "max_position_embeddings": 80,
-    "pad_token_id": 0,
-    "initializer_range": 0.5,
-}
+SIZES = TINY | {"num_hidden_layers": 4, "max_position_embeddings": 80}
+SIZES |= {"pad_token_id": 0, "initializer_range": 0.5}
 DISTIL = {"dim": 32, "n_layers": 4, "n_heads": 2, "hidden_dim": 64}
 RELATIVE = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_buckets": 16}
 MODERN = {"bos_token_id": 2, "cls_token_id": 2, "eos_token_id": 3, "sep_token_id": 3}
@@ -47,13 +40,11 @@ FAMILIES = {
     "ModernBERT": ("ModernBert", MODERN, set()),
 }
 WORDS = "a short text . another this one is good deal longer than that no !"
-SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
 @pytest.fixture(scope="module")
-def tokenizer():
-    vocab = {word: number for number, word in enumerate([*SPECIAL, *WORDS.split()])}
-    return transformers.BertTokenizer(vocab=vocab, model_max_length=64)
+def tokenizer(tiny_tokenizer):
+    return tiny_tokenizer(*WORDS.split(), model_max_length=64)
 
 
 @pytest.fixture(params=FAMILIES)

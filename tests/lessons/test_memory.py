@@ -457,6 +457,7 @@ def test_case_18_verdicts_and_the_levers_in_order():
     assert base.verdict(4) == "fits"
     assert base.verdict(base.total / GIB * 1.05) == "tight"
     assert base.verdict(2) == "does not fit"
+    assert predict_peak("bert-large", 4, 512, device="cuda").verdict(12) == "fits"
     options, peaks = {"batch": 32, "length": 512, "device": "cuda", "optimizer": "sgd"}, []
     levers = {"length": 256}, {"batch": 8}, {"checkpointing": True}, {"dtype": "bfloat16"}
     for lever in ({}, *levers):
@@ -504,6 +505,8 @@ def test_case_21_reentrant_checkpointing_over_frozen_layers_trains_nothing():
     step.model(**step.inputs).loss.backward()
     with pytest.raises(RuntimeError, match="no gradient for"):
         training_step.check_gradients(step.model)
+    with pytest.raises(RuntimeError, match="any parameter"):
+        training_step.check_gradients(step.model.requires_grad_(False))
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -2,6 +2,7 @@
 
 import shutil
 
+from conftest import TINY
 from helpers.core import machine
 from helpers.core.quiet import quiet
 from helpers.lessons import onnx_export, onnx_inference, quantize_onnx
@@ -111,14 +112,6 @@ def test_export_is_silent_and_leaves_modes_alone(run_python, path):
     assert run_python(code, path).stdout == ""
 
 
-def test_the_batch_to_compare_with_is_padded_and_has_two_segments():
-    ids, mask, segments = (example(5, 7)[name] for name in INPUTS)
-    assert (mask.sum(1) < 7).all()
-    assert torch.equal(ids > 0, mask.bool())
-    assert (segments.sum(1) > 0).all()
-    assert (segments <= mask).all()
-
-
 def test_case_44_a_swap_shows_only_with_padding_and_two_segments(model, path, session):
     """Exported by position in the tokenizer's order (ids, segments, mask), two are exchanged."""
     values = example()
@@ -175,10 +168,14 @@ def test_a_wrapper_around_a_model_is_refused(new, path, name):
     assert not path.exists()
 
 
-def test_case_47_large_weights_get_a_second_file_and_move_together(model, path, monkeypatch):
+@pytest.fixture
+def two_files(model, path, monkeypatch):
     monkeypatch.setattr(onnx_export, "SINGLE_FILE", 1000)
-    written = onnx_export.export(model, path)
-    data = path.with_name("model.onnx.data")
+    return onnx_export.export(model, path), path.with_name("model.onnx.data")
+
+
+def test_case_47_large_weights_get_a_second_file_and_move_together(model, path, two_files):
+    written, data = two_files
     assert sorted(path.parent.iterdir()) == [written, data]
     assert data.stat().st_size > 0.9 * sum(weight.nbytes for weight in model.parameters())
     there = path.parent / "there"
@@ -188,12 +185,6 @@ def test_case_47_large_weights_get_a_second_file_and_move_together(model, path, 
         onnx_inference.session(there / "model.onnx")
     shutil.copy(data, there)
     assert onnx_export.parity(model, onnx_inference.session(there / "model.onnx"), lengths=(7,)).ok
-
-
-@pytest.fixture
-def two_files(new, path, monkeypatch):
-    monkeypatch.setattr(onnx_export, "SINGLE_FILE", 1000)
-    return onnx_export.export(new(), path), path.with_name("model.onnx.data")
 
 
 def test_case_47_renaming_both_files_is_told_apart(two_files, tmp_path):
@@ -263,13 +254,7 @@ def test_names_that_nobody_knows_are_refused(model, session, path, name):
 
 
 def test_a_file_that_fails_on_a_second_text_is_written_with_an_older_opset(path):
-    sizes = {
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_attention_heads": 2,
-        "vocab_size": 100,
-    }
-    config = transformers.ModernBertConfig(num_hidden_layers=2, pad_token_id=0, **sizes)
+    config = transformers.ModernBertConfig(pad_token_id=0, **TINY)
     modern = transformers.ModernBertForSequenceClassification(config).eval()
     opened = onnx_inference.session(onnx_export.export(modern, path))
     assert onnx_export.parity(modern, opened, batches=(1, 3), lengths=(1, 7)).ok
@@ -427,19 +412,18 @@ def test_case_58_a_provider_that_is_not_in_use_is_an_error(exported, capfd, recw
 
 
 def of_kind(kind, **sizes):
-    config = transformers.AutoConfig.for_model(kind, vocab_size=100, **LARGE_WEIGHTS, **sizes)
+    config = transformers.AutoConfig.for_model(kind, **LARGE_WEIGHTS, **sizes)
     return transformers.AutoModelForSequenceClassification.from_config(config).eval()
 
 
 def test_roberta_has_one_segment_and_counts_positions_from_its_padding(path):
-    sizes = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1}
-    roberta = of_kind("roberta", **sizes, max_position_embeddings=34, type_vocab_size=1)
+    roberta = of_kind("roberta", **TINY, type_vocab_size=1)
     found = onnx_export.parity(roberta, onnx_inference.session(onnx_export.export(roberta, path)))
     assert found.ok
 
 
 def test_case_78_distilbert_gets_no_segment_ids(path):
-    distil = of_kind("distilbert", dim=32, n_layers=2, n_heads=2, hidden_dim=64)
+    distil = of_kind("distilbert", vocab_size=100, dim=32, n_layers=2, n_heads=2, hidden_dim=64)
     opened = onnx_inference.session(onnx_export.export(distil, path, example()))
     assert list(onnx_inference.feed(opened, example())) == ["input_ids", "attention_mask"]
     assert onnx_export.parity(distil, opened).ok

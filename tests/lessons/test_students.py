@@ -5,7 +5,6 @@ import json
 from helpers.core import metrics
 from helpers.lessons import distillation, sentiment
 from helpers.models import assets
-from helpers.tools import cli as command_line
 from helpers.tools import train
 
 import pytest
@@ -35,12 +34,6 @@ def test_the_recipe_makes_what_the_loader_reads_from_the_same_teacher(tmp_path, 
     monkeypatch.setattr(sentiment, "adapter_digest", lambda adapter=None: "another")
     with pytest.raises(ValueError, match="another teacher"):
         sentiment.student("two-layers", tmp_path)
-
-
-def test_there_is_no_student_without_a_plan(capsys):
-    with pytest.raises(SystemExit):
-        command_line.main(["train-student", "no-layer"])
-    assert "two-layers" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 import html
 
 from helpers.core import plots
-from helpers.lessons import affine, memory
+from helpers.lessons import affine
 from helpers.widgets import chooser, quantization, temperature, tokens
 from helpers.widgets.memory import memory_explorer
 
@@ -14,10 +14,6 @@ import pytest
 
 def choice(explorer):
     return {control.description: control for control in explorer.children[:-1]}
-
-
-def test_case_18_bert_large_is_trained_on_12_gib():
-    assert memory.predict_peak("bert-large", 4, 512, device="cuda").verdict(12) == "fits"
 
 
 @pytest.mark.slow

@@ -104,13 +104,6 @@ def test_page_fault_is_found(path, value, complaint, tmp_path):
     assert complaint in "\n".join(checks.check_page(_spoiled(path, value), tmp_path))
 
 
-def test_there_are_notebooks():
-    assert [path.name[:2] for path in PATHS if path.parent == notebooks.NOTEBOOKS][:2] == [
-        "00",
-        "01",
-    ]
-
-
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: str(path.relative_to(notebooks.NOTEBOOKS)))
 def test_stored_notebook_has_no_fault(path):
     assert checks.check_file(path) == []
@@ -155,7 +148,8 @@ def test_no_lesson_shows_a_solution():
 
 
 def test_needs_stay_within_binder():
-    """No lesson may need more than 90 s on two cores or 1.5 GB."""
+    """No lesson may need more than 90 s on two cores or 1.5 GB; and there are lessons."""
+    assert [lesson.number for lesson in notebooks.lessons()][:2] == ["00", "01"]
     assert all(lesson.seconds <= 90 and lesson.gigabytes <= 1.5 for lesson in notebooks.lessons())
 
 

@@ -137,8 +137,7 @@ def errors(page) -> list[str]:
 
 
 def test_the_first_lesson_runs_in_the_browser(lab, browser):
-    page = run_all(browser, lab, "00_start_here.ipynb")
-    try:
+    with run_all(browser, lab, "00_start_here.ipynb") as page:
         assert errors(page) == []
         outputs = [one.inner_text() for one in page.query_selector_all(".jp-OutputArea-output")]
         assert any("padding in the mean, in use only: " in text for text in outputs)
@@ -146,18 +145,13 @@ def test_the_first_lesson_runs_in_the_browser(lab, browser):
         assert page.evaluate(
             "() => [...document.querySelectorAll('.jp-Notebook img')].every(image => image.alt)"
         )
-    finally:
-        page.close()
 
 
 def test_the_printed_address_opens_the_first_lesson(lab, browser):
-    page = browser.new_page(viewport={"width": 1280, "height": 1000})
-    try:
+    with browser.new_page(viewport={"width": 1280, "height": 1000}) as page:
         page.goto(f"{lab}/?token={TOKEN}")  # what is printed leads to where this does
         page.wait_for_url("**/lab/tree/notebooks/00_start_here.ipynb**", timeout=30_000)
         page.locator(".jp-CodeCell").first.wait_for(timeout=60_000)
-    finally:
-        page.close()
 
 
 def run_cell(page, number):
@@ -279,8 +273,7 @@ WIDGETS = {
 
 @pytest.mark.parametrize(("name", "words", "caption", "moves"), WIDGETS.values(), ids=WIDGETS)
 def test_a_widget_answers_when_it_is_moved(lab, browser, name, words, caption, moves):
-    page = open_notebook(browser, lab, name)
-    try:
+    with open_notebook(browser, lab, name) as page:
         cell = run_up_to(page, name, words)
         shown = cell.locator("figcaption")
         shown.wait_for(timeout=20_000)
@@ -292,13 +285,10 @@ def test_a_widget_answers_when_it_is_moved(lab, browser, name, words, caption, m
         # The memory explorer predicts anew; the others only draw.
         assert max(times) < (5 if name.startswith("02") else 1), times
         assert errors(page) == []
-    finally:
-        page.close()
 
 
 def test_the_text_field_recolours_the_tokens_while_one_types(lab, browser):
-    page = open_notebook(browser, lab, "00_start_here.ipynb")
-    try:
+    with open_notebook(browser, lab, "00_start_here.ipynb") as page:
         cell = run_up_to(page, "00_start_here.ipynb", "tokens.text_explorer(")
         cell.locator("figcaption", has_text="I wanted to love it.").wait_for(timeout=20_000)
         colours = "spans => spans.map(span => span.style.background)"
@@ -311,5 +301,3 @@ def test_the_text_field_recolours_the_tokens_while_one_types(lab, browser):
         assert 4 <= len(after) <= 6
         assert not set(after) <= set(before)
         assert errors(page) == []
-    finally:
-        page.close()

@@ -16,7 +16,7 @@ import psutil
 import pytest
 import torch
 
-GIB = 2**30
+MIB = 2**20
 
 
 def forge(root: Path, files: dict[str, str]) -> Path:
@@ -32,37 +32,29 @@ def forge(root: Path, files: dict[str, str]) -> Path:
 def big_machine(monkeypatch):
     """A machine of 16 CPUs and 64 GiB, 60 of them free."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)), raising=False)
-    memory = psutil.virtual_memory()._replace(total=64 * GIB, available=60 * GIB)
+    memory = psutil.virtual_memory()._replace(total=2**36, available=60 * 2**30)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
 
 
-V2 = {"proc/self/cgroup": "0::/"}
-CPU_MAX = "sys/fs/cgroup/cpu.max"
-CPUS = {
-    "no control groups": ({}, 16),
-    "v2 without a limit": (V2 | {CPU_MAX: "max 100000"}, 16),
-    "v2": (V2 | {CPU_MAX: "200000 100000"}, 2),
-    "v2, 2.5 CPUs": (V2 | {CPU_MAX: "250000 100000"}, 2),
-    "v2, half a CPU": (V2 | {CPU_MAX: "50000 100000"}, 1),
-    "v2, limit of a parent": (
-        {
-            "proc/self/cgroup": "0::/pod/box",
-            "sys/fs/cgroup/pod/cpu.max": "300000 100000",
-            "sys/fs/cgroup/pod/box/cpu.max": "max 100000",
-        },
-        3,
-    ),
-    "v2, path of the host": (
-        {"proc/self/cgroup": "0::/docker/on/the/host", CPU_MAX: "400000 100000"},
-        4,
-    ),
-    "empty file": (V2 | {CPU_MAX: ""}, 16),
-}
+def containers():
+    """Rows of a file: what it is, its group, the group's files (M: MiB), CPUs, MiB, MiB free."""
+    for line in Path(__file__).with_name("control_groups.tsv").read_text().splitlines():
+        name, group, texts, *expected = line.split("\t")
+        files = {"proc/self/cgroup": group} if group else {}
+        for file, text in (one.split(": ") for one in texts.split(" | ") if one):
+            text = re.sub(r"(\d+)M", lambda found: str(int(found[1]) * MIB), text)
+            files[f"sys/fs/cgroup/{file}"] = text.replace(", ", "\n")
+        yield pytest.param(files, *map(int, expected), id=name)
 
 
-@pytest.mark.parametrize(("files", "expected"), CPUS.values(), ids=CPUS)
-def test_usable_cpus_obeys_the_container(tmp_path, big_machine, files, expected):
-    assert machine.usable_cpus(forge(tmp_path, files)) == expected
+@pytest.mark.parametrize(("files", "cpus", "total", "available"), containers())
+def test_cpus_and_memory_are_those_of_the_container(
+    tmp_path, big_machine, files, cpus, total, available
+):
+    root = forge(tmp_path, files)
+    assert machine.usable_cpus(root) == cpus
+    found = machine.memory_total(root), machine.memory_available(root)
+    assert found == (total * MIB, available * MIB)
 
 
 def test_usable_cpus_obeys_affinity(tmp_path, monkeypatch):
@@ -78,46 +70,6 @@ def test_importing_helpers_keeps_threads_within_the_quota(monkeypatch):
         monkeypatch.setattr(machine, "usable_cpus", lambda usable=usable: usable)
         importlib.reload(helpers)
         assert os.environ.get("OMP_NUM_THREADS") == os.environ.get("MKL_NUM_THREADS") == threads
-
-
-ROOT, USER = "sys/fs/cgroup/memory.", "sys/fs/cgroup/user/memory."
-KERNEL = "sys/fs/cgroup/user/kernel/memory."
-MEMORY = {
-    "no control groups": ({}, 64 * GIB, 60 * GIB),
-    "v2: cache that can be dropped counts as available": (
-        {
-            "proc/self/cgroup": "0::/",
-            f"{ROOT}max": str(2 * GIB),
-            f"{ROOT}current": str(1 * GIB),
-            f"{ROOT}stat": f"anon 5\ninactive_file {GIB // 4}\nactive_file 7",
-        },
-        2 * GIB,
-        1 * GIB + GIB // 4,
-    ),
-    "v2: a parent's limit, of which neighbours took a part": (
-        {
-            "proc/self/cgroup": "0::/user/kernel",
-            f"{USER}max": str(4 * GIB),
-            f"{USER}current": str(3 * GIB),
-            f"{KERNEL}max": "max",
-            f"{KERNEL}current": str(1 * GIB),
-        },
-        4 * GIB,
-        1 * GIB,
-    ),
-    "never negative": (
-        {"proc/self/cgroup": "0::/", f"{ROOT}max": str(GIB), f"{ROOT}current": str(2 * GIB)},
-        GIB,
-        0,
-    ),
-}
-
-
-@pytest.mark.parametrize(("files", "total", "available"), MEMORY.values(), ids=MEMORY)
-def test_memory_obeys_the_container(tmp_path, big_machine, files, total, available):
-    root = forge(tmp_path, files)
-    assert machine.memory_total(root) == total
-    assert machine.memory_available(root) == available
 
 
 def test_this_machine_is_read_without_forging():

@@ -26,13 +26,8 @@ def main(quick: bool, only: list[str] | None, target: Path | None) -> int:
     """Run parts in turn, print their tables, and write them to a file if one is given.
 
     The file is written after every part, so a part that fails or is interrupted costs only
-    itself; parts that are in the file and not in this run stay there.
-
-    Returns:
-        The exit status.
-
-    Raises:
-        ValueError: If the file exists and is not a report.
+    itself; parts that are in the file and not in this run stay there. A file that is no report
+    raises ValueError.
     """
     report = load(target) if target and target.exists() else {"parts": {}}
     print(machine.describe_machine(), flush=True)

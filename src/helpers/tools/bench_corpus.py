@@ -4,7 +4,7 @@ import sys
 import tempfile
 
 from helpers.core import metrics, processes, timing
-from helpers.lessons import pipelines
+from helpers.lessons import pipelines, sentiment
 from helpers.models import assets, datasets
 from helpers.recipes import embed_corpus
 from helpers.tools import measure
@@ -13,6 +13,8 @@ from helpers.tools.notebooks import lessons
 
 import numpy
 import pandas
+import torch
+from transformers import BertConfig, BertModel
 
 
 def notebooks(quick: bool) -> Part:
@@ -44,8 +46,6 @@ def notebooks(quick: bool) -> Part:
 
 def sentences_with(way: str, count: int):
     """Set up one arm: SciBERT's architecture on scientific sentences, sorted or as pasted."""
-    import torch
-
     model, tokenizer = assets.model("scibert"), assets.tokenizer("scibert")
     texts = datasets.science_sentences()["text"].tolist()[:: 300 // count]
     padded = {"padding": "max_length", "truncation": True, "max_length": 128}
@@ -68,8 +68,6 @@ def sentences_with(way: str, count: int):
 
 def _growth(count: int) -> float:
     """Embed short texts; return by how many megabytes the process grew after the first 10,000."""
-    from transformers import BertConfig, BertModel
-
     config = BertConfig(
         hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64
     )
@@ -130,8 +128,6 @@ def pipeline(quick: bool) -> Part:
 
     Accuracy on all test snippets, in pairs with the teacher; 16 and 200 snippets in a quick run.
     """
-    from helpers.lessons import sentiment
-
     test = sentiment.sentences("test").sample(frac=1, random_state=0)
     test = test[:200] if quick else test
     every, labels = test["text"].tolist(), test["label"].tolist()

@@ -32,23 +32,16 @@ ORDERS = 8  # of the test snippets, for accuracies
 
 
 def _model(name: str):
-    from helpers.lessons import sentiment
+    from helpers.lessons import sentiment  # torch: no arm of ONNX Runtime alone should load it
 
     return sentiment.teacher() if name == "classifier" else assets.model(name)
 
 
-def export(name: str, path: Path) -> None:
-    """Export "classifier" or a model of the catalogue as an ONNX file."""
+def export(name: str, folder: str) -> Path:
+    """Export "classifier" or a model of the catalogue; in a process of its own, nothing stays."""
     from helpers.lessons import onnx_export
 
-    onnx_export.export(_model(name), path)
-
-
-def _exported(name: str, folder: str) -> Path:
-    """Export in a process of its own: what that takes is not part of what is measured."""
-    path = Path(folder) / f"{name}.onnx"
-    processes.run_in_subprocess(export, name, path)
-    return path
+    return onnx_export.export(_model(name), Path(folder) / f"{name}.onnx")
 
 
 def engine(way: str, name: str, path: str, batch: int, length: int):
@@ -111,7 +104,7 @@ def engines(quick: bool) -> Part:
     rows, ratios = [], {}
     with tempfile.TemporaryDirectory() as folder:
         for name in names:
-            path = _exported(name, folder)
+            path = processes.run_in_subprocess(export, name, folder)
             for batch, length in shapes:
                 row = _race(name, path, batch, length, passes=1 if quick else 2)
                 rows.append(row)
@@ -123,11 +116,7 @@ def engines(quick: bool) -> Part:
 
 
 def _torch_format(way: str):
-    """Make the classifier in one of the formats of `TORCH`.
-
-    Returns:
-        The model and the bytes of its weights.
-    """
+    """Return the classifier in one of the formats of `TORCH`, and the bytes of its weights."""
     from helpers.lessons import quantize_torch, sentiment
 
     import torch
@@ -144,17 +133,11 @@ def _torch_format(way: str):
 
 
 def quantized(way: str, path: str, texts: list[str], every: list[str]):
-    """Set up one arm: the classifier in one number format.
+    """Set up one arm: the classifier in a format of `TORCH`, or as the ONNX file at a path.
 
-    Its extra holds the bytes, and the labels of `every` text. Labels of ONNX files are given
-    `ORDERS` times: int8 takes its ranges from whole batches, so in another order a text has other
-    neighbours and may get another answer.
-
-    Args:
-        way: One of `TORCH`, or an ONNX format.
-        path: The ONNX file of such a format.
-        texts: To time.
-        every: To answer.
+    `texts` are timed. Its extra holds the bytes, and the labels of `every` text. Labels of ONNX
+    files are given `ORDERS` times: int8 takes its ranges from whole batches, so in another order a
+    text has other neighbours and may get another answer.
     """
     from helpers.lessons import sentiment
 
@@ -218,7 +201,7 @@ def quantization(quick: bool) -> Part:
     texts = every[: 64 if quick else 512]
     ratios = {}
     with tempfile.TemporaryDirectory() as folder:
-        paths = {exact: _exported("classifier", folder)}
+        paths = {exact: processes.run_in_subprocess(export, "classifier", folder)}
         for number, name in enumerate(way for way in names if way in INT8):
             target = Path(folder) / f"{number}.onnx"
             paths[name] = onnx_dynamic(paths[exact], target, **INT8[name]).path
@@ -229,7 +212,7 @@ def quantization(quick: bool) -> Part:
         settings = {"rounds": 6, "warmup": 1, "threads": 2, "isolate": True, "passes": 2}
         took = timing.compare(arms, **settings, items=len(texts))
         if not quick:
-            base = _exported("bert-base", folder)
+            base = processes.run_in_subprocess(export, "bert-base", folder)
             ratio = onnx_dynamic(base, Path(folder) / "base8.onnx").ratio
             ratios["int8_bytes_over_float32_bert_base"] = ratio
     labels, reference = test["label"].tolist(), took.extra[exact]["labels"][0]

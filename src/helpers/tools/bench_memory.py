@@ -7,19 +7,19 @@ from pathlib import Path
 
 from helpers.core import processes
 from helpers.core.tensors import GIB, MIB
+from helpers.lessons import checkpoints as loading
+from helpers.lessons.memory import measure_peak, predict_peak
+from helpers.lessons.training_step import Step
+from helpers.models import assets
 from helpers.tools.bench_report import Part, rounded
 
 import pandas
+import torch
+from transformers import BertConfig, BertModel
 
 
 def _drawn(rng: random.Random, base: bool) -> tuple:
-    """Draw one training or inference, tiny or BERT-base.
-
-    Returns:
-        config, batch, length, options of `predict_peak`.
-    """
-    from transformers import BertConfig
-
+    """Draw config, batch, length and options of one training or inference, tiny or BERT-base."""
     hidden = rng.choice([32, 64, 128, 192, 256, 384, 512, 768])
     drawn = BertConfig(
         hidden_size=hidden,
@@ -48,24 +48,13 @@ def _drawn(rng: random.Random, base: bool) -> tuple:
     return config, rng.randint(1, 16), rng.randint(4, 512), options
 
 
-def _measured(config, batch: int, length: int, **options) -> int:
-    from helpers.lessons.memory import measure_peak
-    from helpers.lessons.training_step import Step
-
-    step = Step(config, batch, length, **options)
-    return measure_peak(step.run, step.model, step.optimizer, step.inputs).allocated
-
-
-def _described(config, length: int, options: dict) -> str:
-    size = f"{config.num_hidden_layers} x {config.hidden_size}"
+def _described(size: str, length: int, options: dict) -> str:
     named = [f"{name}={value}" for name, value in options.items()]
     return ", ".join([size, f"{length} tokens", *named])
 
 
 def _peaks(rng: random.Random, quick: bool) -> list[dict]:
     """Predict and measure random configurations, leaving out what would take too long."""
-    from helpers.lessons.memory import predict_peak
-
     rows, count = [], 6 if quick else 40
     most_work, most_memory = (1e9, 400 * MIB) if quick else (8e9, 3000 * MIB)
     while len(rows) < count:
@@ -78,10 +67,13 @@ def _peaks(rng: random.Random, quick: bool) -> list[dict]:
         seconds = time.perf_counter() - start
         if predicted > most_memory:
             continue
-        found = _measured(config, batch, length, **options)
+        step = Step(config, batch, length, **options)
+        found = measure_peak(step.run, step.model, step.optimizer, step.inputs).allocated
+        del step  # before the next one is built
+        size = f"{config.num_hidden_layers} x {config.hidden_size}"
         rows.append(
             {
-                "configuration": _described(config, length, options),
+                "configuration": _described(size, length, options),
                 "batch": batch,
                 "seconds": seconds,
                 "predicted MiB": predicted / MIB,
@@ -94,12 +86,9 @@ def _peaks(rng: random.Random, quick: bool) -> list[dict]:
 
 def predict_large(options: dict) -> tuple[int, float, int]:
     """Return BERT-large's peak in bytes, the seconds to predict it, and this process's peak."""
-    from helpers.lessons import memory
-    from helpers.models import assets
-
     large = assets.config("bert-large")
     start = time.perf_counter()
-    peak = memory.predict_peak(large, 32, 512, **options)
+    peak = predict_peak(large, 32, 512, **options)
     return peak.total, time.perf_counter() - start, processes.process_peak()
 
 
@@ -112,10 +101,9 @@ def memory(quick: bool, seed: int = 0) -> Part:
     rows = _peaks(rng, quick)
     for options in ({}, {"accumulate": 4}, {"lora": 8, "checkpointing": True, "device": "cuda"}):
         predicted, seconds, taken = processes.run_in_subprocess(predict_large, options)
-        named = [f"{name}={value}" for name, value in options.items()]
         rows.append(
             {
-                "configuration": ", ".join(["BERT-large", "512 tokens", *named]),
+                "configuration": _described("BERT-large", 512, options),
                 "batch": 32,
                 "seconds": seconds,
                 "process GiB": taken / GIB,
@@ -133,16 +121,7 @@ def memory(quick: bool, seed: int = 0) -> Part:
 
 
 def copies_while_loading(way: str, path: Path, vocabulary: int, layers: int) -> float:
-    """Load a checkpoint in this process.
-
-    Returns:
-        The peak above the memory before, in copies of the weights.
-    """
-    from helpers.lessons import checkpoints
-
-    import torch
-    from transformers import BertConfig, BertModel
-
+    """Load a checkpoint; return the peak above the memory before, in copies of the weights."""
     config = BertConfig(vocab_size=vocabulary, num_hidden_layers=layers)
     # What is imported late belongs to the memory before.
     BertModel(BertConfig(num_hidden_layers=1, vocab_size=10))
@@ -151,7 +130,7 @@ def copies_while_loading(way: str, path: Path, vocabulary: int, layers: int) -> 
         model = BertModel(config)
         model.load_state_dict(torch.load(path, map_location="cpu"))
     else:
-        model = checkpoints.load(path, lambda: BertModel(config)).model
+        model = loading.load(path, lambda: BertModel(config)).model
     weights = list(model.state_dict().values())
     for weight in weights:
         weight.sum()  # mapped weights would not be in memory yet
@@ -163,9 +142,6 @@ def checkpoints(quick: bool) -> Part:
 
     The weights are random, which memory does not notice. A quick run takes a smaller model.
     """
-    import torch
-    from transformers import BertConfig, BertModel
-
     vocabulary, layers = (10_000, 4) if quick else (30_522, 12)
     rows = {}
     with tempfile.TemporaryDirectory() as folder:

@@ -41,14 +41,12 @@ def _starts(path: str) -> bool:
     return _succeeds([path, "--version"])
 
 
-def provide() -> str | None:
-    """Return a browser's path, after playwright has got one if need be; None if that fails."""
-    if found := find():
-        return found
-    print("Getting a browser for the tests of JupyterLab ...", flush=True)
-    download = [sys.executable, "-m", "playwright", "install", "chromium"]
-    _succeeds(download, PLAYWRIGHT_BROWSERS_PATH=str(OWN))
-    return find()
+def provide() -> None:
+    """Let playwright get a browser if there is none."""
+    if not find():
+        print("Getting a browser for the tests of JupyterLab ...", flush=True)
+        download = [sys.executable, "-m", "playwright", "install", "chromium"]
+        _succeeds(download, PLAYWRIGHT_BROWSERS_PATH=str(OWN))
 
 
 def _succeeds(command: list[str], **environment: str) -> bool:

@@ -17,11 +17,7 @@ USAGE = "usage: python -m helpers COMMAND [options]\n\n" + "\n".join(_LINES)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command; its own parser reads what follows its name.
-
-    Returns:
-        The exit status, 2 for an unknown command.
-    """
+    """Run one command, whose parser reads what follows its name; return the exit status."""
     name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
     if name in ("-h", "--help"):
         print(USAGE)

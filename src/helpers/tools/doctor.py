@@ -78,16 +78,11 @@ def _devices() -> list[Finding]:
         devices = machine.devices()
     except (ImportError, OSError) as error:  # as on Windows without Microsoft's C++ runtime
         return [Finding(False, "devices", f"{error!r}: {device_errors.explain(error)}")]
-    names = f"{', '.join(devices)} (CUDA: {cuda.cuda_status().reason})"
-    return [Finding(True, "devices", names), _results(devices[0])]
-
-
-def _results(device: str) -> Finding:
-    """Say whether a small BERT computes the same on the best device as on the CPU."""
     from helpers.exercises import tiny_models  # loads transformers, for seconds
 
-    agrees, sentence = machine.agrees_with_cpu(device, tiny_models.run_on)
-    return Finding(agrees, "results", sentence)
+    names = f"{', '.join(devices)} (CUDA: {cuda.cuda_status().reason})"
+    agrees, sentence = machine.agrees_with_cpu(devices[0], tiny_models.run_on)  # a small BERT
+    return [Finding(True, "devices", names), Finding(agrees, "results", sentence)]
 
 
 def _notebook(lesson: notebooks.Lesson, memory: int, disk: int, states: dict) -> Finding:

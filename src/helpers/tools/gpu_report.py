@@ -61,15 +61,7 @@ def recorded() -> dict | None:
 
 
 def report(device: str = "cuda", plan: dict | None = None) -> dict:
-    """Measure a plan.
-
-    Args:
-        device: "cuda", or "cpu" to try it without a GPU.
-        plan: By default `full_plan()`.
-
-    Returns:
-        What `main` writes.
-    """
+    """Measure a plan, by default the full one; "cpu" is to try it without a GPU."""
     start, gpu, half = time.perf_counter(), machine.cpu_name(), torch.bfloat16
     plan = plan or full_plan()
     if device == "cuda":
@@ -118,8 +110,7 @@ def _round(value):
 def _rows(arms: dict, threads: int | None = None, items: int | None = None) -> dict[str, dict]:
     table = timing.compare(arms, rounds=6, threads=threads, items=items).table.set_index("arm")
     names = {"median ms": "ms", "25 % ms": "25 %", "75 % ms": "75 %", "items/s": "texts/s"}
-    kept = [new for old, new in names.items() if old in table]
-    return table.rename(columns=names)[kept].to_dict("index")
+    return table.rename(columns=names).filter(names.values()).to_dict("index")
 
 
 def _shape(config, batch: int, length: int) -> dict:

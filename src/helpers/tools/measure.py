@@ -10,19 +10,12 @@ import psutil
 
 @dataclass(frozen=True)
 class Run:
-    """How a command that runs a notebook ended.
+    """How a command that runs a notebook ended."""
 
-    Attributes:
-        status: Its exit status, -9 after a timeout.
-        output: What it printed.
-        seconds: How long it took.
-        peak: Bytes of memory of the kernel and its children, at most.
-    """
-
-    status: int
+    status: int  # -9 after a timeout
     output: str
     seconds: float
-    peak: int
+    peak: int  # bytes of memory of the kernel and its children
 
 
 def _kernels(root: psutil.Process) -> set[psutil.Process]:
@@ -62,11 +55,7 @@ def measure(command: list[str], timeout: float = 600, **popen) -> Run:
 
     The runner itself (pytest, nbclient) is not counted: on Binder and in JupyterLab it is not
     there. Memory shared by several processes counts once for each: the peak is an upper bound.
-
-    Args:
-        command: To run.
-        timeout: Seconds after which it is killed with all its children.
-        **popen: Further arguments of `subprocess.Popen`.
+    After `timeout` seconds the command is killed with all its children.
     """
     start, peak = time.monotonic(), 0
     pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "encoding": "utf-8"}

@@ -45,8 +45,5 @@ def main(argv: list[str] | None = None) -> int:
         target.write_text(text.replace("FILE", targets["notebook.ipynb"].name), encoding="utf-8")
         print(target.relative_to(files.ROOT))
     store_notebooks.write_tables()
-    print(
-        f"Fill them, then run `python -m helpers store-notebooks {given.number}`. It runs the "
-        "notebook and its solutions, and stores them with their outputs."
-    )
+    print(f"Fill them, then run and store them: python -m helpers store-notebooks {given.number}")
     return 0

@@ -90,8 +90,7 @@ def check_page(notebook: dict, folder: Path) -> list[str]:
     lengths = [len(source(cell).strip().splitlines()) for cell in code]
     if code and source(code[0]) != notebooks.guard():
         faults.append("does not import helpers first, in the cell of data/templates/guard.txt")
-    if code and statistics.median(lengths) > MEDIAN_CELL:
-        middle = statistics.median(lengths)
+    if code and (middle := statistics.median(lengths)) > MEDIAN_CELL:
         faults.append(f"the median code cell has {middle} lines, more than {MEDIAN_CELL}")
     for number, (cell, length) in enumerate(zip(code, lengths, strict=True), 1):
         if length > LONGEST_CELL:

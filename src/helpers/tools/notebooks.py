@@ -25,23 +25,14 @@ _NEEDS = re.compile(
 
 @dataclass(frozen=True)
 class Lesson:
-    """A notebook and the needs that its first cell states.
-
-    Attributes:
-        path: The file.
-        title: Its heading.
-        seconds: To run all cells on two cores.
-        gigabytes: Of memory at the peak, 10**9 bytes each.
-        gpu: "no" or "optional".
-        assets: Names of models and texts in the catalogue.
-    """
+    """A notebook and the needs that its first cell states."""
 
     path: Path
     title: str
-    seconds: int
-    gigabytes: float
-    gpu: str
-    assets: tuple[str, ...]
+    seconds: int  # to run all cells on two cores
+    gigabytes: float  # of memory at the peak, 10**9 bytes each
+    gpu: str  # "no" or "optional"
+    assets: tuple[str, ...]  # names of models and texts in the catalogue
 
     @property
     def number(self) -> str:
@@ -50,11 +41,7 @@ class Lesson:
 
 
 def read(path: Path) -> Lesson:
-    """Read the title and the needs from a notebook's first cell.
-
-    Raises:
-        ValueError: If either is missing there.
-    """
+    """Read the title and the needs from a notebook's first cell; ValueError without them."""
     first = json.loads(path.read_text(encoding="utf-8"))["cells"][0]
     text = "".join(first["source"])
     title, needs = re.match(r"# (.+)", text), _NEEDS.search(text)

@@ -9,6 +9,11 @@ from helpers.core import files, machine, metrics
 from helpers.lessons import distillation, sentiment, training
 from helpers.models import assets, catalogue, datasets
 
+import torch
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import save_file
+from torch.nn import functional
+
 # Mean ratings by 20 people (-4 to 4) say how sure they were: 0.5 becomes P(positive) = 0.65, 3
 # becomes 0.97.
 RATING_SCALE = 1.2
@@ -22,27 +27,15 @@ CARD = files.DATA / "templates" / "model_card.md"
 
 def rating_targets(ratings):
     """Return soft targets (texts, 2), negative first: P(positive) = sigmoid(1.2 x rating)."""
-    import torch
-
     positive = torch.sigmoid(RATING_SCALE * torch.tensor(list(ratings), dtype=torch.float32))
     return torch.stack([1 - positive, positive], dim=1)
 
 
-def train_teacher(
-    folder: Path = sentiment.ADAPTER, seed: int = 0, epochs: int = 4
-) -> metrics.Accuracy:
-    """Train the sentiment adapter and store it in float16 with its card; about 25 minutes.
-
-    Returns:
-        Its accuracy on the test set.
-    """
-    import torch
-    from peft import LoraConfig, get_peft_model
-    from torch.nn import functional
-
+def train_teacher(folder: Path = sentiment.ADAPTER, epochs: int = 4) -> metrics.Accuracy:
+    """Train the sentiment adapter, store it in float16 with its card; return its test accuracy."""
     rows, test = sentiment.sentences("train"), sentiment.sentences("test")
-    torch.manual_seed(seed)
-    rank, lr = 32, 1e-3
+    options, rank = {"seed": 0, "epochs": epochs, "lr": 1e-3}, 32
+    torch.manual_seed(options["seed"])
     lora = {"r": rank, "lora_alpha": rank, "target_modules": "all-linear"}
     lora = LoraConfig(**lora, modules_to_save=["classifier"])
     model = get_peft_model(sentiment.untrained(), lora)
@@ -51,12 +44,14 @@ def train_teacher(
     def loss(logits, picked):
         return functional.cross_entropy(logits, targets[picked])
 
-    options = {"epochs": epochs, "lr": lr, "seed": seed}
     training.train(model, assets.tokenizer("minilm"), rows["text"], loss, **options)
-    _store(model, folder)
+    minilm, settings = catalogue.CATALOGUE["minilm"], model.peft_config["default"]
+    # An adapter for MiniLM on the hub, and not for the folder in which it lies here.
+    settings.base_model_name_or_path, settings.revision = minilm.hub_id, minilm.revision
+    model.half().save_pretrained(folder, save_embedding_layers=False)
     logits = sentiment.logits(sentiment.teacher(folder), test["text"])
     accuracy = metrics.accuracy(test["label"], logits.argmax(dim=1))
-    minilm, origin = catalogue.CATALOGUE["minilm"], assets.provenance(datasets.reviews())
+    origin = assets.provenance(datasets.reviews())
     card = CARD.read_text(encoding="utf-8").format(
         hub_id=minilm.hub_id,
         revision=minilm.revision,
@@ -64,24 +59,14 @@ def train_teacher(
         source=origin.source,
         digest=origin.digest,
         scale=RATING_SCALE,
-        command="python -m helpers train-teacher",
-        seed=seed,
         rank=rank,
-        epochs=epochs,
-        lr=lr,
+        **options,
         accuracy=accuracy,
         machine=machine.describe_machine(),
         date=datetime.date.today().isoformat(),
     )
     (folder / "README.md").write_text(card, encoding="utf-8")
     return accuracy
-
-
-def _store(model, folder: Path) -> None:
-    """Write an adapter in float16, as one for MiniLM on the hub and not in a folder here."""
-    minilm, settings = catalogue.CATALOGUE["minilm"], model.peft_config["default"]
-    settings.base_model_name_or_path, settings.revision = minilm.hub_id, minilm.revision
-    model.half().save_pretrained(folder, save_embedding_layers=False)
 
 
 def train_student(name: str, folder: Path = sentiment.STUDENTS, examples=None) -> dict:
@@ -119,9 +104,6 @@ def _store_change(before: dict, model, file: Path) -> None:
 
     The product is the nearest of its rank (Eckart and Young, Psychometrika 1, 1936, 211-218).
     """
-    import torch
-    from safetensors.torch import save_file
-
     change = {}
     for key, parameter in model.named_parameters():
         difference = parameter.detach() - before[key]
@@ -132,9 +114,7 @@ def _store_change(before: dict, model, file: Path) -> None:
         # The right singular vectors are the eigenvectors of D'D, which is small even for the table
         # of word vectors.
         right = torch.linalg.eigh(difference.T @ difference).eigenvectors[:, -rank:]
-        change |= {
-            f"{key}.left": (difference @ right).half(),
-            f"{key}.right": right.T.contiguous().half(),
-        }
+        change[f"{key}.left"] = (difference @ right).half()
+        change[f"{key}.right"] = right.T.contiguous().half()
     with files.atomic_write(file) as part:
         save_file(change, part, {"teacher": sentiment.adapter_digest()})
