@@ -19,6 +19,7 @@ myst_heading_slug_func = "site_build.anchor"
 html_theme = "sphinx_book_theme"
 html_theme_options = {
     "show_toc_level": 2,
+    "navbar_persistent": [],  # the search stands in the navigation already
     "use_fullscreen_button": False,
     "article_header_start": ["toggle-primary-sidebar.html", "launch.html"],
 }
