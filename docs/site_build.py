@@ -87,8 +87,8 @@ def wording(pattern: str) -> list[str]:
     """Return what a pattern finds as texts: its choices, each with … for what varies."""
     parsed = list(re._parser.parse(pattern))
     choices = [parsed]
-    if len(parsed) == 1 and str(parsed[0][0]) == "BRANCH":
-        choices = parsed[0][1][1]
+    if str(parsed[-1][0]) == "BRANCH":  # what the choices begin with alike stands before them
+        choices = [[*parsed[:-1], *choice] for choice in parsed[-1][1][1]]
     return [re.sub("…+", "…", _text(choice)).strip() for choice in choices]
 
 
@@ -119,22 +119,22 @@ def errors_page() -> str:
     pages = {lesson.number: lesson.path for lesson in notebooks.lessons()}
     lines = ["# Find your error", "## By symptom", section(pages["00"], "Find your error")]
     lines += ["## By message", "`python3 tutorial.py explain` knows these, and which side did not"]
-    lines += ["move; … stands for what varies.\n", "| message | cause and way out | read |"]
-    lines += ["|---|---|---|"]
-    rows = [
-        {"says": text, "means": TWO_DEVICES, "read": "01 What moves with the model"}
-        for text in device_errors.KNOWN["two devices"]
-    ]
+    lines += ["move; … stands for what varies.\n", "| message | cause and way out |"]
+    lines += ["|---|---|"]
+    rows = []
+    for text in device_errors.KNOWN["two devices"]:
+        example = text.replace("AT", "cpu").replace("REST", "cuda:0")
+        rows.append({"says": example, "means": TWO_DEVICES, "read": "01 What moves with the model"})
     for row in rows + device_errors.KNOWN["other"]:
-        texts = wording(row["says"].replace("AT", "cpu").replace("REST", "cuda:0"))
+        texts = wording(row["says"])
         number, _, title = row.get("read", "").partition(" ")
         link = ""
         if number:
             # Sections are numbered; what is to be read names them without.
             heading = next(one for one in headings(pages[number]) if one.endswith(title))
-            link = f"[{number}, {title}](<notebooks/{pages[number].name}#{anchor(heading)}>)"
+            link = f" Read [{number}, {title}](<notebooks/{pages[number].name}#{anchor(heading)}>)"
         means = re.sub(r"\$\d", "…", row["means"])
-        cells = ["<br>".join(f"`` {text} ``" for text in texts), escaped(means), link]
+        cells = ["<br>".join(f"`` {text} ``" for text in texts), escaped(means) + link]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
