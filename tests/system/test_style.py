@@ -7,7 +7,7 @@ from helpers.tools import notebooks
 
 import pytest
 
-PLACES = ["src", "tests", "notebooks", "tutorial.py"]
+PLACES = ["src", "tests", "notebooks", "docs", "tutorial.py"]
 
 
 @pytest.mark.parametrize("command", [["check"], ["format", "--check"]], ids=["lint", "format"])

@@ -43,8 +43,7 @@ def test(rest: list[str]) -> int:
         return status
     if not rest:  # the whole suite; a choice of tests takes what is there
         browser.provide()
-    # Most of the suite keeps one core busy: two workers, each with whole files, need little more
-    # than half the time.
+    # Two workers, each with whole files: most of the suite keeps one core busy.
     workers = ["-n", str(min(2, machine.usable_cpus())), "--dist", "loadfile"]
     command = [sys.executable, "-m", "pytest", "-rs", *workers, "--no-loadscope-reorder", *rest]
     return _become(command, HF_HUB_DISABLE_PROGRESS_BARS="1")
@@ -80,9 +79,8 @@ def fetch(rest: list[str]) -> int:
 
     parser = _parser("fetch", "Download models and texts ahead of time.")
     parser.add_argument("names", nargs="*", help="names from the catalogue; default: all")
-    names = parser.parse_args(rest).names
     try:
-        assets.fetch(names or None)
+        assets.fetch(parser.parse_args(rest).names or None)
     except (catalogue.AssetError, ValueError) as error:
         print(error, file=sys.stderr)
         return 1
@@ -106,9 +104,8 @@ def recipe(rest: list[str]) -> int:
     target = given.folder / path.name
     if target.exists():
         parser.error(f"{target} exists already and is not replaced")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(path, target)
-    print(f"{target} (python {target} --help)")
+    given.folder.mkdir(parents=True, exist_ok=True)
+    print(f"{shutil.copyfile(path, target)} (python {target} --help)")
     return 0
 
 
@@ -118,12 +115,18 @@ def explain(rest: list[str]) -> int:
 
     parser = _parser("explain", "Say what an error message means, and what to read about it.")
     parser.add_argument("text", nargs="*", help="in quotes; default: what is pasted or piped in")
-    words = parser.parse_args(rest).text
-    if not words and sys.stdin.isatty():
+    text = " ".join(parser.parse_args(rest).text)
+    if not text and sys.stdin.isatty():
         print(f"Paste the message, then {'Ctrl-Z, Enter' if os.name == 'nt' else 'Ctrl-D'}.")
-    meaning = device_errors.explain_pasted(" ".join(words) or sys.stdin.read())
+    meaning = device_errors.explain_pasted(text or sys.stdin.read())
     print(meaning)
     return int(meaning == device_errors.UNKNOWN)
+
+
+def site(rest: list[str]) -> int:
+    """Build the notebooks, recipes and errors as a static web site."""
+    _require_checkout()
+    return subprocess.call([sys.executable, files.ROOT / "docs" / "site_build.py", *rest])
 
 
 def bench(rest: list[str]) -> int:
@@ -145,9 +148,9 @@ def gpu_report(rest: list[str]) -> int:
 
     parser = _parser("gpu-report", "Measure what this machine's CUDA GPU does (under 8 minutes).")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write here, not in the package")
-    given = parser.parse_args(rest)
-    _check_target(parser, given.json)
-    return gpu_report.main(given.json or gpu_report.RECORDED)
+    target = parser.parse_args(rest).json
+    _check_target(parser, target)
+    return gpu_report.main(target or gpu_report.RECORDED)
 
 
 def _check_target(parser: argparse.ArgumentParser, target: Path | None) -> None:
@@ -170,8 +173,7 @@ def train_student(rest: list[str]) -> int:
     from helpers.tools import train
 
     parser = _parser("train-student", "Retrain a student of notebook 06: 7 to 10 minutes.")
-    names, default = train.sentiment.LAYERS, "three-layers"
-    parser.add_argument("name", nargs="?", choices=names, default=default, help=default)
+    parser.add_argument("name", nargs="?", choices=train.sentiment.LAYERS, default="three-layers")
     record = train.train_student(parser.parse_args(rest).name)
     print(*(f"{key:24} {value}" for key, value in record.items()), sep="\n")
     return 0
