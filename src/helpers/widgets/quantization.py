@@ -38,7 +38,9 @@ def quantization_picture(
     share = numpy.sqrt(square / max(numpy.mean(numpy.square(weights)), 1e-300))
     said = f"{bits} bits, {'symmetric' if symmetric else 'asymmetric'}, {kind}: {len(q)} levels; "
     said += f"{zeros:.0%} become 0; largest error {numpy.abs(weights - restored).max():.4f}, "
-    return plots.html(fig, said + f"root mean square {share:.2%} of the weights' own.")
+    said += f"root mean square {share:.2%} of the weights' own."
+    alt = f"Histogram of the weights from {-reach:.2g} to {reach:.2g}, most of them near 0, "
+    return plots.html(fig, said, alt + f"crossed by {len(levels)} red lines, the levels.")
 
 
 def quantization_explorer(weights: numpy.ndarray) -> ipywidgets.VBox:
@@ -49,4 +51,8 @@ def quantization_explorer(weights: numpy.ndarray) -> ipywidgets.VBox:
         ipywidgets.Checkbox(True, description="symmetric"),
         ipywidgets.Dropdown(options=scales, description="a scale for"),
     ]
-    return explorer(controls, lambda: quantization_picture(weights, *(c.value for c in controls)))
+
+    def show() -> str:
+        return quantization_picture(weights, *(control.value for control in controls))
+
+    return explorer(controls, show, "Controls for bits, symmetry and scales, and the picture")

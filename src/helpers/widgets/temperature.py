@@ -36,7 +36,10 @@ def temperature_picture(logits, temperature: float) -> str:
         f"{most:.2f} bits. Gradient for an undecided student: {gradient:.3f}, with the factor T² "
         f"{temperature**2 * gradient:.3f}."
     )
-    return plots.html(fig, caption)
+    plain = ", ".join(f"{share:.3f}" for share in softened(logits, 1.0)[0])
+    listed = ", ".join(f"{logit:g}" for logit in logits)
+    alt = f"Two bars for each of the logits {listed}: at T = 1 of the heights {plain}, "
+    return plots.html(fig, caption, alt + f"at T = {temperature:.3g} of {shares}.")
 
 
 def temperature_explorer() -> ipywidgets.VBox:
@@ -52,4 +55,4 @@ def temperature_explorer() -> ipywidgets.VBox:
         *logits, temperature = (control.value for control in controls)
         return temperature_picture(logits, temperature)
 
-    return explorer(controls, show)
+    return explorer(controls, show, "Sliders for three logits and the temperature, and the bars")
