@@ -66,7 +66,7 @@ def test_case_87_a_kernel_that_dies_is_noticed_soon(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(temporary))
     monkeypatch.setattr(tempfile, "tempdir", None)  # it remembers the old one
     command = [sys.executable, "-m", "pytest", "--nbval", "--nbval-current-env", "-q"]
-    command += ["--nbval-cell-timeout=5", str(path)]
+    command += ["--nbval-cell-timeout=2", str(path)]
     run = measure.measure(command, timeout=60, cwd=notebooks.ROOT)
     assert run.status not in (0, -9)
     assert run.seconds < 50
