@@ -29,6 +29,12 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_progress(tmp_path_factory):
+    """Right answers are not recorded in the home folder."""
+    os.environ["BERT_PROGRESS"] = str(tmp_path_factory.mktemp("progress"))
+
+
 @pytest.fixture(scope="session")
 def tiny_config():
     """`tiny_config(num_labels=3)`: a BertConfig of 2 layers, 32 wide, with what is changed."""

@@ -9,6 +9,7 @@ import argparse
 import base64
 import os
 import re
+import tempfile
 from pathlib import Path
 
 from helpers.core import files
@@ -125,6 +126,8 @@ def main(argv: list[str] | None = None) -> int:
     os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
     for path in [path for name in names for path in chosen(name)] or paths():
         print(path.relative_to(files.ROOT) if path.is_relative_to(files.ROOT) else path, flush=True)
-        store(path)
+        with tempfile.TemporaryDirectory() as folder:  # no exercise is done, and none is recorded
+            os.environ["BERT_PROGRESS"] = folder
+            store(path)
     write_tables()
     return 0
