@@ -129,6 +129,12 @@ def site(rest: list[str]) -> int:
     return subprocess.call([sys.executable, files.ROOT / "docs" / "site_build.py", *rest])
 
 
+def slides(rest: list[str]) -> int:
+    """Make slides of the notebooks' own cells."""
+    _require_checkout()
+    return subprocess.call([sys.executable, files.ROOT / "docs" / "slides.py", *rest])
+
+
 def bench(rest: list[str]) -> int:
     """Measure everything that the tutorial claims, on this machine."""
     from helpers.tools import bench
