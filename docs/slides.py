@@ -43,7 +43,6 @@ REVEAL = catalogue.Package(
 )
 PREDICT = "**Predict:**"
 SIGNS = re.compile("[☐☑☒◐]")  # of claims and verdicts
-CAPTION = re.compile(r"\*[^*].*[^*]\*", re.DOTALL)
 # Sections for reading at one's desk, by how their headings begin.
 LEFT_OUT = ("Find your error", "How these notebooks work")
 SHORT, PASTED, EXERCISES, SUMMARY = "The short answer", "people paste", "Exercises", "Summary"
@@ -69,10 +68,11 @@ def text_height(text: str, per_line: int, pixels: int) -> int:
 def markdown(text: str, begins: str = "-", heading: bool = False) -> Part:
     """Return a part of some Markdown; of a link to another page, the words are left."""
     text = re.sub(r"(?<!!)\[([^\]]+)\]\((?!http)(?:[^()\s]|\([^()]*\))+\)", r"\1", text)
-    height = 510
     if heading:
         height = text_height(text, 55, 48) + 30
-    elif not text.startswith("!["):
+    elif text.startswith("!["):
+        height = 470 + text_height("\n".join(text.splitlines()[1:]), 72, 40)
+    else:
         height = text_height(re.sub(r"\(http[^)]+\)", "", text), 72, 40) + 26
     return Part(nbformat.v4.new_markdown_cell(text), height, begins, heading)
 
@@ -110,7 +110,7 @@ def output_height(output: nbformat.NotebookNode) -> int:
     shown = data.get("text/html", "")
     words = " ".join(re.sub(r"<style.*?</style>|<[^>]+>", " ", shown, flags=re.DOTALL).split())
     if "<img" in shown:
-        return 480 + text_height(words, 90, 33)  # the words are the caption
+        return 440 + text_height(words, 90, 33)  # the words are the caption
     if "<tr" in shown:
         return table_height(shown)
     if shown:
@@ -136,8 +136,8 @@ def table_height(table: str) -> int:
 
 
 def paragraphs(text: str) -> list[str]:
-    """Cut Markdown into headings, pictures, code blocks and paragraphs."""
-    special = r"^```.*?^```$|^(?:#+ |!\[)[^\n]+"
+    """Cut Markdown into headings, pictures with their captions, code blocks and paragraphs."""
+    special = r"^```.*?^```$|^#+ [^\n]+|^!\[[^\n]+(?:\n+\*[^*\n][^\n]*\*$)?"
     pattern = rf"(?ms){special}|(?:^(?!#+ |```|!\[)[^\n]*\S[^\n]*(?:\n|\Z))+"
     return [found.strip() for found in re.findall(pattern, text)]
 
@@ -155,14 +155,14 @@ def chosen_text(paragraph: str, section: str, answer: bool) -> Part | None:
         return None
     if PREDICT in paragraph:
         asked = paragraph[paragraph.index(PREDICT) :]
-        return markdown(re.sub(r"\s*(?=\([abc]\) )", "\n\n", asked), "subslide")
+        return markdown(re.sub(r"\s+(?=\([abc]\) )", "\n\n", asked), "subslide")
     if section.startswith(EXERCISES):
         return markdown(paragraph, "subslide") if re.match(r"\*\*\d", paragraph) else None
     if paragraph.startswith("!["):
         return markdown(paragraph, "subslide")
     short_answer = answer and len(paragraph.split()) <= MOST_WORDS
     wanted = section.startswith((SHORT, SUMMARY)) or SIGNS.search(paragraph)
-    if wanted or short_answer or CAPTION.fullmatch(paragraph):
+    if wanted or short_answer:
         return markdown(paragraph)
     return None
 
