@@ -6,12 +6,15 @@ Tiny models, a tokenizer, processes of their own, what a check said.
 import os
 import subprocess
 import sys
+import tempfile
 import textwrap
 
 import helpers  # noqa: F401  before torch: it sets what torch and transformers read at import
 
 import pytest
 
+PROGRESS = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+os.environ["BERT_PROGRESS"] = PROGRESS.name  # right answers are not recorded in the home folder
 LONGEST = ["notebooks", "solutions", "timing", "families", "assets", "recipes"]
 TINY = {
     "vocab_size": 100,
@@ -27,12 +30,6 @@ def pytest_collection_modifyitems(items):
     """The longest files first: with two workers, what is left over for the end is then small."""
     rank = {f"test_{name}": place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
-
-
-@pytest.fixture(scope="session", autouse=True)
-def own_progress(tmp_path_factory):
-    """Right answers are not recorded in the home folder."""
-    os.environ["BERT_PROGRESS"] = str(tmp_path_factory.mktemp("progress"))
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,4 @@
-"""Every exercise's check says "not answered yet", survives nonsense and returns nothing.
-
-Right answers, and only these, are recorded.
-"""
+"""Every exercise's check says "not answered yet", survives nonsense and returns nothing."""
 
 import datetime
 import importlib
@@ -38,13 +35,9 @@ def check_07_1(answer):
     return None if answer == 1 else "it is not 1"
 
 
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    monkeypatch.setenv("BERT_PROGRESS", str(tmp_path / "own"))
-    return tmp_path / "own"
-
-
-def test_only_right_answers_are_recorded_and_stay(folder, said):
+def test_only_right_answers_are_recorded_and_stay(tmp_path, monkeypatch, said):
+    folder = tmp_path / "own"
+    monkeypatch.setenv("BERT_PROGRESS", str(folder))
     wrong = [said(check_07_1, answer) for answer in (None, ..., 2)]
     assert not folder.exists()
     assert said(check_07_1, 1) == "correct"
@@ -58,7 +51,7 @@ def test_only_right_answers_are_recorded_and_stay(folder, said):
     assert len(list(folder.iterdir())) == len(CHECKS)
 
 
-def test_where_nothing_can_be_recorded_a_sentence_says_so(folder, said):
-    folder.write_text("a file where the folder should be")
+def test_where_nothing_can_be_recorded_a_sentence_says_so(monkeypatch, said):
+    monkeypatch.setenv("BERT_PROGRESS", __file__)
     assert said(check_07_1, 1).startswith("correct\n(This is not recorded for exercises.progress()")
     assert "\n07  0 of 2" in said(exercises.progress)

@@ -9,6 +9,7 @@ import argparse
 import base64
 import os
 import re
+import runpy
 import tempfile
 from pathlib import Path
 
@@ -105,7 +106,7 @@ def with_tables(text: str, folder: str) -> str:
 
 
 def write_tables() -> None:
-    """Write the tables in README and in notebook 00."""
+    """Write the tables in README, in notebook 00 and in the instructor's guide."""
     text = with_tables(README.read_text(encoding="utf-8"), "notebooks/")
     with files.atomic_write(README) as part:
         part.write_text(text, encoding="utf-8")
@@ -115,6 +116,7 @@ def write_tables() -> None:
             cell.source = with_tables(cell.source, "")
     with files.atomic_write(START) as part:
         nbformat.write(start, part)
+    runpy.run_path(str(files.ROOT / "docs" / "guide.py"))["main"]([])
 
 
 def main(argv: list[str] | None = None) -> int:
