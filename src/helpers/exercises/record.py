@@ -1,8 +1,4 @@
-"""Which exercises are done: a small file for each, in the learner's own folder and nowhere else.
-
-That a file is there says it all: nothing is read that could be damaged, and two notebooks at once
-write two files.
-"""
+"""Which exercises are done: the learner's own folder, and nothing else, has a file for each."""
 
 import datetime
 import os
@@ -20,7 +16,7 @@ def folder() -> Path:
 
 def add(name: str) -> None:
     """Record the date of a check's first right answer; if that fails, a sentence says so."""
-    file = folder() / name
+    file = folder() / name  # that it is there says it all: nothing is read that could be damaged
     try:
         folder().mkdir(parents=True, exist_ok=True)
         if not file.exists():
