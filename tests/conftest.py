@@ -15,7 +15,8 @@ import pytest
 
 PROGRESS = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
 os.environ["BERT_PROGRESS"] = PROGRESS.name  # right answers are not recorded in the home folder
-LONGEST = ["notebooks", "solutions", "timing", "families", "assets", "recipes"]
+LONGEST = ["notebooks", "solutions", "lab", "tutorial", "hub", "bundle", "new_notebook"]
+LONGEST += ["timing", "families", "assets", "recipes", "students", "embedding", "gpu_report"]
 TINY = {
     "vocab_size": 100,
     "hidden_size": 32,

@@ -1,6 +1,5 @@
 """Run one notebook under strict nbval, in a process of its own."""
 
-import os
 import re
 import sys
 import tempfile
@@ -32,8 +31,8 @@ def run_strictly(path, endpoint, **environment) -> measure.Run:
     environment |= {"HF_ENDPOINT": endpoint, "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
     for _ in range(2):
         with tempfile.TemporaryDirectory() as folder:  # no exercise is done, as in the stored run
-            variables = os.environ | environment | {"BERT_PROGRESS": folder}
-            run = measure.measure([*command, str(path)], cwd=notebooks.ROOT, env=variables)
+            environment["BERT_PROGRESS"] = folder
+            run = measure.measure([*command, str(path)], cwd=notebooks.ROOT, env=environment)
         if not (run.status and HICCUP.search(run.output)):
             break
     return run
