@@ -12,7 +12,7 @@ import helpers  # noqa: F401  before torch: it sets what torch and transformers 
 
 import pytest
 
-LONGEST = ["notebooks", "solutions", "timing", "families", "assets", "recipes"]
+LONGEST = ["notebooks", "solutions", "hub", "timing", "families", "assets", "recipes"]
 TINY = {
     "vocab_size": 100,
     "hidden_size": 32,

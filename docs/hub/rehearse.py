@@ -230,9 +230,12 @@ def record(results: dict[str, dict]) -> None:
         "machine": machine.describe_machine(),
         "date": datetime.date.today().isoformat(),
         "versions": machine.versions() | versions,
-        "assets": assets.status(),
     }
-    pages = old.get("notebooks", {}) | {number: one | about for number, one in results.items()}
+    states, lessons = assets.status(), {one.number: one for one in notebooks.lessons()}
+    pages = old.get("notebooks", {})
+    for number, result in results.items():
+        used = {name: states[name] for name in lessons[number].assets}
+        pages[number] = result | about | {"assets": used}
     with files.atomic_write(RECORD) as part:
         text = json.dumps({"notebooks": dict(sorted(pages.items()))}, indent=1)
         part.write_text(text + "\n", encoding="utf-8")
