@@ -29,4 +29,3 @@ c.Spawner.cpu_limit = 2
 # When a whole class logs in at once, the last server takes minutes to start on a small machine.
 c.Spawner.start_timeout = 300
 c.Spawner.http_timeout = 300
-c.JupyterHub.concurrent_spawn_limit = 100

@@ -26,10 +26,13 @@ def notebooks(rest: list[str]) -> int:
     paths = [path.relative_to(NOTEBOOKS) for path in NOTEBOOKS.rglob("*") if path.is_file()]
     wanted = [path for path in paths if not path.match(".*") and ".mine-" not in path.name]
     new = [path for path in wanted if not os.path.lexists(folder / path)]
-    for path in new:
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        with files.atomic_write(folder / path) as part:
-            shutil.copyfile(NOTEBOOKS / path, part)
+    try:
+        for path in new:
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            with files.atomic_write(folder / path) as part:
+                shutil.copyfile(NOTEBOOKS / path, part)
+    except OSError as error:
+        parser.error(f"{error}: name a folder that is yours to write in, and has room")
     print(f"{folder}: {len(new)} files are new, {len(wanted) - len(new)} were there and stay.")
     return 0
 
@@ -42,7 +45,8 @@ def reset(rest: list[str]) -> int:
     parser.add_argument("--folder", type=Path, help="default: here, else the tutorial's notebooks")
     given = parser.parse_args(rest)
     require_checkout()
-    folder = (given.folder or (Path.cwd() if pages(Path.cwd()) else NOTEBOOKS)).resolve()
+    here = Path.cwd() if any(Path(page.name).exists() for page in pages()) else NOTEBOOKS
+    folder = (given.folder or here).resolve()
     copy = folder != NOTEBOOKS.resolve()
     # A copy's originals are the checkout's pages, and those of the checkout itself git's.
     names = [path.name for path in pages()] if copy else _git("ls-files", PAGES).decode().split()
@@ -52,7 +56,7 @@ def reset(rest: list[str]) -> int:
     chosen = [folder / names[number] for number in dict.fromkeys(given.numbers)]
     for path in (folder, *filter(Path.exists, chosen)):
         if not os.access(path, os.W_OK):
-            parser.error(f"{path} is not yours to write in: run this in a copy (notebooks FOLDER)")
+            parser.error(f"{path} is write-protected: unlock it, or make a copy (notebooks FOLDER)")
     for page in chosen:
         shared = NOTEBOOKS / page.name
         print(_restore(page, shared.read_bytes() if copy else _git("show", f"HEAD:./{page.name}")))
@@ -67,8 +71,9 @@ def _git(*arguments: str) -> bytes:
     except (OSError, subprocess.CalledProcessError) as error:
         why = getattr(error, "stderr", b"").decode().strip() or error
         sys.exit(
-            f"git has no original of these pages: {why}\nGet the tutorial once more, in another "
-            f"folder, and run there: {files.command('reset')} NUMBER --folder {NOTEBOOKS}"
+            f"git has no original of these pages: {why}\nIf you have a copy of your own, run this in "
+            "its folder. Else get the tutorial once more, in another folder, and run there: "
+            f"{files.command('reset')} NUMBER --folder {NOTEBOOKS}"
         )
 
 
