@@ -41,7 +41,7 @@ class Learner:
         while not self._answer("GET", me)["servers"].get("", {}).get("ready"):
             if time.monotonic() > end:
                 raise RehearsalError(f"the server of {self.name} did not start")
-            time.sleep(0.5)
+            time.sleep(1)
 
     def _xsrf(self) -> str:
         return next(cookie.value for cookie in self.web.cookies if cookie.name == "_xsrf")
@@ -66,7 +66,10 @@ class Learner:
         channels = f"{self.server}/api/kernels/{self.kernel['id']}/channels"
         header = [f"Authorization: {self.web.headers['Authorization']}"]
         connection = websocket.create_connection(
-            channels.replace("http", "ws", 1), header=header, timeout=LIMIT
+            channels.replace("http", "ws", 1),
+            header=header,
+            timeout=LIMIT,
+            skip_utf8_validation=True,  # in Python, byte by byte
         )
         with contextlib.closing(connection):
             for cell in page["content"]["cells"]:

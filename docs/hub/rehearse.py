@@ -23,6 +23,7 @@ import json
 import os
 import secrets
 import shutil
+import signal
 import socket
 import statistics
 import subprocess
@@ -251,6 +252,7 @@ def main() -> int:
     given = parser.parse_args()
     if given.learners < 1:
         parser.error("--learners takes a number from 1 on")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the hub is stopped
     try:
         for number in given.notebook or ["01"]:
             result, clock = rehearse(number, given.learners)

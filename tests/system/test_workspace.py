@@ -75,11 +75,13 @@ def test_capacity_adds_up_what_was_measured(capfd):
     assert cli.main(["capacity", "--learners", "30", *options]) == 0
     said = capfd.readouterr().out
     ram = 1e9 + seat["hub_bytes"] + seat["shared_bytes"] + 30 * seat["private_bytes"]
-    assert f"{ram / 1e9:.1f} GB for all seats" in said
+    assert f"{ram / 1e9:.1f} GB with all seats" in said
     *_, eight, many = said.splitlines()
     assert eight.endswith(f"log in together, {20 / 8 * seat['cpu_seconds']:.0f} s to run all cells")
     assert f", {seat['cpu_seconds'] / 2:.0f} s to run" in many  # two CPUs are a seat's limit
     assert seat["machine"] in said
+    cli.main(["capacity", "--learners", "30"])
+    assert capfd.readouterr().out in (files.ROOT / "docs/hub.md").read_text("utf-8")
 
 
 @pytest.mark.parametrize("options", ["0", "-3", "2.5", "3 --at-once 4", "3 --notebook 77"])

@@ -71,8 +71,8 @@ def _git(*arguments: str) -> bytes:
     except (OSError, subprocess.CalledProcessError) as error:
         why = getattr(error, "stderr", b"").decode().strip() or error
         sys.exit(
-            f"git has no original of these pages: {why}\nIf you have a copy of your own, run this in "
-            "its folder. Else get the tutorial once more, in another folder, and run there: "
+            f"git has no original of these pages: {why}\nIf you have a copy of your own, run this "
+            "in its folder. Else get the tutorial once more, in another folder, and run there: "
             f"{files.command('reset')} NUMBER --folder {NOTEBOOKS}"
         )
 
