@@ -27,7 +27,7 @@ Measured on {date} with {learners} learners, who ran notebook {notebook} at the 
   Models: {models}.
 
 Computed for {seats} learners, of whom {at_once} start at the same moment, on CPUs as fast as those:
-  RAM      {ram:.1f} GB with all seats at their peak; {system:.0f} GB of it for the system, assumed"""
+  RAM      {ram:.1f} GB with all seats at their peak ({system:.0f} GB for the system is assumed)"""
 
 
 def ram(seat: dict, learners: int) -> int:

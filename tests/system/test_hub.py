@@ -39,9 +39,10 @@ def room(tmp_path_factory):
         alone = rehearse.memory(rehearse.seats(folder)["learner-0"])
         list(pool.map(lambda learner: learner.run(PAGE), learners[1:]))
         seats = rehearse.seats(folder)
-        assert seats.pop("")  # the hub's own
+        hub = seats.pop("")
         yield SimpleNamespace(folder=folder, learners=learners, seats=seats, alone=alone)
     assert rehearse.seats(folder) == {}, "processes were left running"
+    assert not any(process.is_running() for process in hub)
 
 
 def test_every_seat_runs_its_own_copy_with_the_settings_of_the_recipe(room):
