@@ -56,7 +56,7 @@ def reset(rest: list[str]) -> int:
     chosen = [folder / names[number] for number in dict.fromkeys(given.numbers)]
     for path in (folder, *filter(Path.exists, chosen)):
         if not os.access(path, os.W_OK):
-            parser.error(f"{path} is write-protected: unlock it, or make a copy (notebooks FOLDER)")
+            parser.error(f"{path} is missing or write-protected: notebooks FOLDER makes a copy")
     for page in chosen:
         shared = NOTEBOOKS / page.name
         print(_restore(page, shared.read_bytes() if copy else _git("show", f"HEAD:./{page.name}")))
