@@ -12,7 +12,8 @@ import helpers  # noqa: F401  before torch: it sets what torch and transformers 
 
 import pytest
 
-LONGEST = ["notebooks", "solutions", "hub", "timing", "families", "assets", "recipes"]
+LONGEST = ["notebooks", "solutions", "lab", "tutorial", "hub", "bundle", "new_notebook"]
+LONGEST += ["timing", "families", "assets", "recipes", "students", "embedding", "gpu_report"]
 TINY = {
     "vocab_size": 100,
     "hidden_size": 32,

@@ -173,6 +173,23 @@ def test_a_folder_without_a_vocabulary_is_refused(tmp_path, model):
         embed_corpus.main([str(tmp_path / "a.txt"), str(tmp_path), str(tmp_path / "vectors")])
 
 
+def test_a_folder_that_does_not_name_its_family_takes_it_from_an_option(
+    tmp_path, model, vocabulary
+):
+    """SciBERT's repository: a vocabulary, weights, and a config without model_type."""
+    model.save_pretrained(tmp_path)
+    vocabulary(tmp_path, WORDS)
+    config = json.loads((tmp_path / "config.json").read_text("utf-8"))
+    del config["model_type"]
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    (tmp_path / "a.txt").write_text("w1 w2\n")
+    command = [str(tmp_path / "a.txt"), str(tmp_path), str(tmp_path / "vectors")]
+    with pytest.raises(ValueError, match="model_type"):
+        embed_corpus.main(command)
+    embed_corpus.main([*command, "--family", "Bert"])
+    assert safetensors.numpy.load_file(tmp_path / "vectors" / "a.safetensors")["vectors"].any()
+
+
 # Files and processes
 
 

@@ -416,12 +416,6 @@ def of_kind(kind, **sizes):
     return transformers.AutoModelForSequenceClassification.from_config(config).eval()
 
 
-def test_roberta_has_one_segment_and_counts_positions_from_its_padding(path):
-    roberta = of_kind("roberta", **TINY, type_vocab_size=1)
-    found = onnx_export.parity(roberta, onnx_inference.session(onnx_export.export(roberta, path)))
-    assert found.ok
-
-
 def test_case_78_distilbert_gets_no_segment_ids(path):
     distil = of_kind("distilbert", vocab_size=100, dim=32, n_layers=2, n_heads=2, hidden_dim=64)
     opened = onnx_inference.session(onnx_export.export(distil, path, example()))

@@ -59,6 +59,8 @@ def test_the_baseline_is_as_often_right_where_it_is_sure_as_was_asked_for():
     assert fast_pipeline.train_baseline(["a film"] * 40, coin, 0.95)[1] == np.inf
     rare = [0] * 95 + [1] * 5  # whoever says 0 is right on 95 %, and never finds a 1
     assert fast_pipeline.train_baseline(["a film"] * 100, rare, 0.9)[1] == np.inf
+    with pytest.raises(ValueError, match="number the labels from 0"):  # else columns are misread
+        fast_pipeline.train_baseline(known, [1, 2] * 20)
 
 
 def test_a_cascade_asks_only_about_what_the_baseline_is_not_sure_of():

@@ -1,6 +1,5 @@
 """Run one notebook under strict nbval, in a process of its own."""
 
-import os
 import re
 import sys
 
@@ -30,9 +29,7 @@ def run_strictly(path, endpoint, **environment) -> measure.Run:
     ]
     environment |= {"HF_ENDPOINT": endpoint, "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
     for _ in range(2):
-        run = measure.measure(
-            [*command, str(path)], cwd=notebooks.ROOT, env=os.environ | environment
-        )
+        run = measure.measure([*command, str(path)], cwd=notebooks.ROOT, env=environment)
         if not (run.status and HICCUP.search(run.output)):
             break
     return run

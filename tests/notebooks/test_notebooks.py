@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+import tempfile
 import textwrap
 import warnings
 from types import SimpleNamespace
@@ -56,14 +57,20 @@ def test_nbval_is_strict(tmp_path):
 
 
 @pytest.mark.notebook
-def test_case_87_a_kernel_that_dies_is_noticed_soon(tmp_path):
-    """A cell that kills its own process fails within the cell's time limit, not much later."""
-    path = write_page(tmp_path / "dies.ipynb", "import os\nos._exit(1)")
+def test_case_87_a_kernel_that_dies_is_noticed_soon(tmp_path, monkeypatch):
+    """A cell that kills its own process fails within its time limit, and leaves no files."""
+    source = "import os, tempfile\nfolder = tempfile.TemporaryDirectory()\nos._exit(1)"
+    path = write_page(tmp_path / "dies.ipynb", source)
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setattr(tempfile, "tempdir", None)  # it remembers the old one
     command = [sys.executable, "-m", "pytest", "--nbval", "--nbval-current-env", "-q"]
-    command += ["--nbval-cell-timeout=5", str(path)]
+    command += ["--nbval-cell-timeout=2", str(path)]
     run = measure.measure(command, timeout=60, cwd=notebooks.ROOT)
     assert run.status not in (0, -9)
     assert run.seconds < 50
+    assert list(temporary.iterdir()) == []
 
 
 def test_memory_counts_children_but_no_fork_on_its_way_to_a_program():

@@ -4,6 +4,7 @@ import copy
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 from helpers.tools import notebook_checks as checks
 from helpers.tools import notebooks, store_notebooks
@@ -128,8 +129,10 @@ def test_storing_writes_the_repository_into_the_first_cell_once_there_is_one(tmp
     monkeypatch.setattr(notebooks, "ROOT", tmp_path)
     page = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("try:  # an old address")])
     nbformat.write(page, tmp_path / "page.ipynb")
-    monkeypatch.setattr(store_notebooks.nbclient.NotebookClient, "execute", lambda client: None)
+    client, given = store_notebooks.nbclient.NotebookClient, {}
+    monkeypatch.setattr(client, "execute", lambda self, env: given.update(env))
     store_notebooks.store(tmp_path / "page.ipynb")
+    assert not Path(given["TMPDIR"]).exists()  # what the kernel left there is gone
     (cell,) = nbformat.read(tmp_path / "page.ipynb", as_version=4).cells
     assert f'home = "{address}"' in cell.source
 

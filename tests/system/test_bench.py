@@ -21,6 +21,7 @@ def test_the_recorded_runs_are_whole_ones():
     assert recorded <= {lesson.path.stem for lesson in notebooks.lessons()}
     steps = [row["step"] for row in parts["pipeline"]["rows"]]
     assert steps == list(pipelines.STEPS | pipelines.BESIDE)
+    assert parts["memory"]["ratios"]["memory_error_worst"] < 0.03  # of random configurations
 
 
 def test_a_part_is_written_beside_those_that_are_there(tmp_path, monkeypatch, capsys):

@@ -22,8 +22,6 @@ def plan(tiny_config):
         "memory": [(tiny, (2, 16), options) for *_, options in full["memory"][:7]],
         "model": tiny,
         "shapes": [(1, 8), (4, 16)],
-        "copies": 1,
-        "budgets": (256,),
         "against_cpu": [(tiny, (1, 8))],
     }
     assert small.keys() == full.keys()
@@ -46,8 +44,6 @@ def test_the_report_is_complete(result, plan):
     exact = [row for row in result["throughput"] if row["dtype"] == "float32"]
     assert [(row["batch"], row["length"]) for row in exact] == plan["shapes"]
     assert all(row["TFLOP/s"] > 0 for row in result["throughput"] if "failed" not in row)
-    embeds = [f"embed, {dtype}, 256 tokens" for dtype in ("float32", "bfloat16")]
-    assert [row["arm"] for row in result["sentences"]] == ["naive", *embeds]
     assert result["against_cpu"][0]["CPU ms"] > 0
     for name in ("machine", "versions", "date", "units", "weights"):
         assert result[name]

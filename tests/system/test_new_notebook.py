@@ -6,34 +6,28 @@ import shutil
 import subprocess
 import sys
 
-from helpers.tools import notebooks
+from helpers.core import files
+from helpers.tools import new_notebook
 
 import pytest
 
 FILLED = ["lengths * 2", "assert lengths.sum() == 8", "{text: len(text) for text in texts}"]
 
 
-@pytest.fixture(scope="module")
-def copy(tmp_path_factory):
-    """A copy of the project in which things can be run."""
-    folder = tmp_path_factory.mktemp("copy") / "project"
+@pytest.mark.notebook
+def test_a_new_notebook_is_complete_and_nothing_else_has_to_be_touched(tmp_path):
+    """In a copy of the project."""
+    folder = tmp_path / "project"
     left_out = shutil.ignore_patterns(".venv", ".git", "__pycache__", "*.egg-info")
-    shutil.copytree(notebooks.ROOT, folder, ignore=left_out)
+    shutil.copytree(files.ROOT, folder, ignore=left_out)
 
-    def run(*arguments, check=True):
+    def run(*arguments):
         command = [sys.executable, "-m", *arguments]
         environment = os.environ | {"PYTHONPATH": str(folder / "src")}
         options = {"capture_output": True, "text": True, "cwd": folder, "env": environment}
         done = subprocess.run(command, check=False, **options)
-        assert not check or done.returncode == 0, done.stdout + done.stderr
-        return done
+        assert done.returncode == 0, done.stdout + done.stderr
 
-    return folder, run
-
-
-@pytest.mark.notebook
-def test_a_new_notebook_is_complete_and_nothing_else_has_to_be_touched(copy):
-    folder, run = copy
     run("helpers", "new-notebook", "97", 'Can a "batch" be too large?')
     (path,) = folder.glob("notebooks/97_*.ipynb")
     page = json.loads(path.read_text())
@@ -61,10 +55,13 @@ def test_a_new_notebook_is_complete_and_nothing_else_has_to_be_touched(copy):
     ("number", "title", "words"),
     [("9", "Why?", "two digits"), ("98", "Batches", "question mark"), ("01", "Why?", "exists")],
 )
-def test_what_cannot_be_begun_is_said_and_nothing_is_written(copy, number, title, words):
-    folder, run = copy
-    before = sorted(folder.rglob("*.ipynb"))
-    done = run("helpers", "new-notebook", number, title, check=False)
-    assert done.returncode == 2
-    assert words in done.stderr
-    assert sorted(folder.rglob("*.ipynb")) == before
+def test_what_cannot_be_begun_is_said_and_nothing_is_written(
+    number, title, words, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(files, "ROOT", tmp_path)
+    (tmp_path / "notebooks").mkdir()
+    (tmp_path / "notebooks" / "01_placement.ipynb").touch()
+    with pytest.raises(SystemExit, match="2"):
+        new_notebook.main([number, title])
+    assert words in capsys.readouterr().err
+    assert len(list(tmp_path.rglob("*"))) == 2

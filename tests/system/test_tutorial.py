@@ -119,6 +119,7 @@ class Mini:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
         clean |= {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(self.wheels)}
         clean |= {"PIP_CONFIG_FILE": os.devnull, "PYTHONPATH": str(ROOT / "src")}
+        clean |= {"https_proxy": "http://127.0.0.1:9"}  # PyTorch's index does not answer, at once
         return subprocess.Popen(
             [sys.executable, str(self.folder / "tutorial.py"), *arguments],
             stdout=subprocess.PIPE,

@@ -4,6 +4,7 @@ import ctypes
 import dataclasses
 import hashlib
 import io
+import json
 import os
 import random
 import re
@@ -261,6 +262,9 @@ def test_case_99_bin_only_repository_starts_no_conversion(entries, repo, tmp_pat
     torch.save(BertModel.from_pretrained(repo).state_dict(), folder / "pytorch_model.bin")
     for file in ("model.safetensors", "tokenizer.json", "tokenizer_config.json"):
         (folder / file).unlink()
+    old = json.loads((folder / "config.json").read_text("utf-8"))
+    del old["model_type"]  # as in SciBERT's
+    (folder / "config.json").write_text(json.dumps(old), encoding="utf-8")
     with HubServer({"tests/bin": folder}) as server:
         monkeypatch.setenv("HF_ENDPOINT", server.url)
         net, tok = assets.model("scibert"), assets.tokenizer("scibert")

@@ -340,20 +340,6 @@ def test_a_failing_arm_is_named_with_its_last_lines(setup, message):
     caught.match(message)
 
 
-def test_set_up_functions_of_notebook_cells_work(run_python):
-    code = """
-        from helpers.core import timing
-        from IPython.core.interactiveshell import InteractiveShell
-        shell = InteractiveShell.instance()
-        shell.user_ns["timing"] = timing
-        code = "def setup():\\n    import math\\n    return math.sqrt, (2.0,), 'from a cell'"
-        shell.run_cell(code)
-        shell.run_cell("result = timing.compare({'a': setup}, isolate=True, rounds=6, passes=1)")
-        print(shell.user_ns["result"].extra["a"])
-    """
-    assert run_python(code, check=False).stdout.splitlines()[-1] == "from a cell"
-
-
 def lazily(n):
     yield work(n)
 

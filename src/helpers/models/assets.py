@@ -59,8 +59,11 @@ def model(name: str, auto_class=None, **kwargs):
             loaded = build(settings, dtype=dtype, **rest)
         else:
             # From the folder: given the hub's name, transformers 5.24 asks the network even with
-            # local_files_only.
-            loaded = auto_class.from_pretrained(origin.folder, dtype=dtype, **kwargs)
+            # local_files_only. All are BERTs; an old config.json, as SciBERT's, does not say so.
+            settings, rest = BertConfig.from_pretrained(
+                origin.folder, return_unused_kwargs=True, **kwargs
+            )
+            loaded = auto_class.from_pretrained(origin.folder, config=settings, dtype=dtype, **rest)
             loaded.config._name_or_path = asset.hub_id  # else a path of this machine would show
     loaded.provenance = origin
     return loaded.eval()
@@ -73,7 +76,7 @@ def tokenizer(name: str):
     takes the tokenizer's: the right one for BERT-base and BERT-large, but not SciBERT's own, and
     the provenance says so.
     """
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, BertConfig
 
     asset = find(name)
     origin = files = obtain(asset)
@@ -86,7 +89,8 @@ def tokenizer(name: str):
     elif origin.kind == "package":
         origin = replace(origin, digest=asset.package.files["tokenizer.json"])
     with _silent_transformers():
-        loaded = AutoTokenizer.from_pretrained(files.folder)
+        # The configuration says that it is a BERT's, where an old config.json does not.
+        loaded = AutoTokenizer.from_pretrained(files.folder, config=BertConfig())
     loaded.name_or_path, loaded.provenance = asset.hub_id, origin
     return loaded
 

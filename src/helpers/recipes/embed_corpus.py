@@ -15,9 +15,9 @@ from pathlib import Path
 import safetensors
 import safetensors.torch
 import torch
+import transformers
 from accelerate import PartialState
 from torch import nn
-from transformers import AutoModel, AutoTokenizer
 
 
 def mean_pool(hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -105,13 +105,16 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("source", type=Path, help="folder of .jsonl files, or one .txt file")
     parser.add_argument("model", help="a model folder, or a name on the Hugging Face hub")
     parser.add_argument("target", type=Path, help="folder for the vectors")
+    families = {"choices": ["Auto", "Bert"], "default": "Auto"}
+    parser.add_argument("--family", **families, help="Bert for SciBERT, whose files name none")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of each process")
     given = parser.parse_args(argv)
     torch.set_num_threads(given.threads)
     state = PartialState(cpu=not torch.accelerator.is_available())
-    model = AutoModel.from_pretrained(given.model, dtype=getattr(torch, given.dtype))
-    tokenizer = AutoTokenizer.from_pretrained(given.model)
+    model_class = getattr(transformers, f"{given.family}Model")
+    model = model_class.from_pretrained(given.model, dtype=getattr(torch, given.dtype))
+    tokenizer = getattr(transformers, f"{given.family}Tokenizer").from_pretrained(given.model)
     if len(tokenizer) <= len(tokenizer.all_special_tokens):  # every word would be unknown
         raise ValueError(f"{given.model} holds no vocabulary: save its tokenizer there, too")
     made = embed_folder(given.source, given.target, model.to(state.device), tokenizer)

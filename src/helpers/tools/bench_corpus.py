@@ -3,7 +3,7 @@
 import sys
 import tempfile
 
-from helpers.core import metrics, processes, timing
+from helpers.core import metrics, timing
 from helpers.lessons import pipelines, sentiment
 from helpers.models import assets, datasets
 from helpers.recipes import embed_corpus
@@ -14,7 +14,6 @@ from helpers.tools.notebooks import lessons
 import numpy
 import pandas
 import torch
-from transformers import BertConfig, BertModel
 
 
 def notebooks(quick: bool) -> Part:
@@ -66,39 +65,18 @@ def sentences_with(way: str, count: int):
     return call, {"texts": texts}, call(texts).tolist()
 
 
-def _growth(count: int) -> float:
-    """Embed short texts; return by how many megabytes the process grew after the first 10,000."""
-    config = BertConfig(
-        hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64
-    )
-    model, tokenizer, memory = BertModel(config), assets.tokenizer("minilm"), []
-    for start in range(0, count, 2000):
-        texts = [f"text number {number} of a corpus" for number in range(start, start + 2000)]
-        embed_corpus.embed_sorted(texts, model, tokenizer, max_tokens=1024)
-        if start >= 8_000:
-            memory.append(processes.process_memory())
-    return (memory[-1] - memory[0]) / 1e6
-
-
 def embedding(quick: bool) -> Part:
-    """Compare `embed_sorted` with the pasted loop (single texts, padded to 128), and memory."""
-    count, many = (10, 20_000) if quick else (300, 100_000)
-    arms = {}
+    """Compare `embed_sorted` with the pasted loop (single texts, padded to 128)."""
+    count, arms = (10 if quick else 300), {}
     for way in ("pasted", "embed"):
         arms[way] = ("helpers.tools.bench_corpus:sentences_with", {"way": way, "count": count})
     took = timing.compare(arms, rounds=6, warmup=1, threads=2, isolate=True, items=count)
     difference = float(numpy.abs(numpy.subtract(*took.extra.values())).max())
     if difference > 1e-4:
         raise RuntimeError(f"embed and the pasted loop differ by {difference:.1e}")
-    growth = _growth(many)
-    rows = took.table[["arm", "median ms", "items/s"]].to_dict("records")
-    rows.append({"arm": f"tiny model, 10,000 to {many:,} texts: {growth:+.1f} MB"})
-    ratios = {
-        "embed_over_pasted": took.ratio("pasted", "embed").value,
-        "embed_difference": difference,
-        "embed_memory_growth_mb": growth,
-    }
-    return Part(pandas.DataFrame(rows).set_index("arm"), ratios)
+    table = took.table[["arm", "median ms", "items/s"]].set_index("arm")
+    ratio = took.ratio("pasted", "embed").value
+    return Part(table, {"embed_over_pasted": ratio, "embed_difference": difference})
 
 
 def _step_row(step: str, before: str, took, labels: list[int], count: int) -> dict:

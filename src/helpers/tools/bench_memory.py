@@ -8,7 +8,7 @@ from pathlib import Path
 from helpers.core import processes
 from helpers.core.tensors import GIB, MIB
 from helpers.lessons import checkpoints as loading
-from helpers.lessons.memory import measure_peak, predict_peak
+from helpers.lessons.memory import largest_batch, measure_peak, predict_peak
 from helpers.lessons.training_step import Step
 from helpers.models import assets
 from helpers.tools.bench_report import Part, rounded
@@ -16,6 +16,11 @@ from helpers.tools.bench_report import Part, rounded
 import pandas
 import torch
 from transformers import BertConfig, BertModel
+
+OPTIONS = {"padded": (True, True, False), "attention": ("sdpa", "sdpa", "eager")}
+FORMATS = ({}, {}, {"dtype": "bfloat16"}, {"mixed_precision": True})
+TRAINING = {"optimizer": ("adamw", "sgd"), "accumulate": (1, 1, 4), "checkpointing": (0, 0, 1)}
+LEVERS = ({}, {}, {"freeze": "body"}, {"freeze": 1}, {"lora": 2}, {"lora": 8})
 
 
 def _drawn(rng: random.Random, base: bool) -> tuple:
@@ -30,22 +35,30 @@ def _drawn(rng: random.Random, base: bool) -> tuple:
         attention_probs_dropout_prob=rng.choice([0.0, 0.1, 0.1]),
     )
     config = BertConfig() if base else drawn
-    options = {"padded": rng.random() < 0.7, "attention": rng.choice(["sdpa", "sdpa", "eager"])}
-    options["mode"] = rng.choice(["inference", "training", "training", "training"])
-    kind = rng.choice(["float32", "float32", "bfloat16", "mixed"])
-    options |= {"mixed_precision": True} if kind == "mixed" else {"dtype": kind}
+    options = {name: rng.choice(values) for name, values in OPTIONS.items()}
+    options |= {"mode": rng.choice(["inference", "training", "training", "training"])}
+    options |= rng.choice(FORMATS)
     if options["mode"] == "training":
-        options["optimizer"] = rng.choice(["adamw", "sgd"])
-        options["accumulate"] = rng.choice([1, 1, 4])
-        options["checkpointing"] = rng.random() < 0.3
-        lever = rng.choice(["", "", "body", "layers", "lora"])
-        if lever == "lora":
-            options["lora"] = rng.choice([2, 8])
-        elif lever == "layers":
-            options["freeze"] = rng.randint(0, config.num_hidden_layers)
-        elif lever:
-            options["freeze"] = lever
+        options |= {name: rng.choice(values) for name, values in TRAINING.items()}
+        options |= rng.choice(LEVERS)
     return config, rng.randint(1, 16), rng.randint(4, 512), options
+
+
+def _measured(config, batch: int, length: int, **options) -> int:
+    """Return the peak in bytes of a step, which is gone afterwards."""
+    step = Step(config, batch, length, **options)
+    return measure_peak(step.run, step.model, step.optimizer, step.inputs).allocated
+
+
+def _largest_batch_off_by(gib: float = 0.25) -> int:
+    """Return by how many texts the predicted largest batch of a small BERT misses the true one."""
+    config = BertConfig(hidden_size=128, num_hidden_layers=4, num_attention_heads=2)
+    best = true = largest_batch(config, 128, gib, margin=0)
+    while _measured(config, true + 1, 128) <= gib * GIB:
+        true += 1
+    while _measured(config, true, 128) > gib * GIB:
+        true -= 1
+    return abs(best - true)
 
 
 def _described(size: str, length: int, options: dict) -> str:
@@ -67,9 +80,7 @@ def _peaks(rng: random.Random, quick: bool) -> list[dict]:
         seconds = time.perf_counter() - start
         if predicted > most_memory:
             continue
-        step = Step(config, batch, length, **options)
-        found = measure_peak(step.run, step.model, step.optimizer, step.inputs).allocated
-        del step  # before the next one is built
+        found = _measured(config, batch, length, **options)
         size = f"{config.num_hidden_layers} x {config.hidden_size}"
         rows.append(
             {
@@ -93,7 +104,7 @@ def predict_large(options: dict) -> tuple[int, float, int]:
 
 
 def memory(quick: bool, seed: int = 0) -> Part:
-    """Compare predicted with measured CPU peaks; errors are fractions.
+    """Compare predicted with measured CPU peaks and largest batches; errors are fractions.
 
     BERT-large is predicted in processes of their own, whose whole memory counts.
     """
@@ -114,6 +125,7 @@ def memory(quick: bool, seed: int = 0) -> Part:
     ratios = {
         "memory_error_median": table["error"].median(),
         "memory_error_worst": table["error"].max(),
+        "largest_batch_off_by": _largest_batch_off_by(),
         "memory_prediction_seconds_worst": table["seconds"].max(),
         "memory_prediction_gib_worst": table["process GiB"].max(),
     }

@@ -1,7 +1,6 @@
 """What a GPU does with SciBERT: `python -m helpers gpu-report` measures it for notebook 07.
 
-It needs CUDA and no network: the architectures are the true ones with random weights, the sentences
-this project's own.
+It needs CUDA and no network: the architectures are the true ones with random weights.
 """
 
 import datetime
@@ -9,7 +8,6 @@ import functools
 import gc
 import itertools
 import json
-import re
 import sys
 import time
 from pathlib import Path
@@ -17,15 +15,14 @@ from pathlib import Path
 from helpers.core import cuda, files, machine, timing
 from helpers.lessons import memory, training_step
 from helpers.lessons.roofline import flops, peaks
-from helpers.models import assets, datasets
-from helpers.recipes.embed_corpus import embed_sorted
+from helpers.models import assets
 from helpers.tools import bench
 
 import torch
-from transformers import BertConfig, BertModel, BertTokenizer
+from transformers import BertConfig, BertModel
 
 RECORDED = files.DATA / "gpu_report.json"
-UNITS = "ms a call (median, quartiles), bytes, TFLOP/s; share: of the dense peak in that dtype"
+UNITS = "ms a call (median, quartiles), bytes, TFLOP/s"
 
 
 def full_plan() -> dict:
@@ -49,8 +46,6 @@ def full_plan() -> dict:
         "memory": list(itertools.product(models, ((8, 128), (4, 512), (32, 64)), levers)),
         "model": scibert,
         "shapes": [(batch, length) for batch, length in shapes if batch * length <= 65536],
-        "copies": 10,  # of the 300 sentences
-        "budgets": (2048, 8192, 32768, 65536),  # tokens in a batch
         "against_cpu": list(itertools.product((shallow, minilm, scibert), small)),
     }
 
@@ -78,7 +73,6 @@ def report(device: str = "cuda", plan: dict | None = None) -> dict:
         "units": UNITS,
         "memory": [_memory(device, *case) for case in plan["memory"]],
         "throughput": _throughput(device, plan, half),
-        "sentences": _sentences(device, plan, half),
         "against_cpu": _against_cpu(device, plan),
     }
     return result | {"summary": _summary(result) | {"seconds": time.perf_counter() - start}}
@@ -86,14 +80,11 @@ def report(device: str = "cuda", plan: dict | None = None) -> dict:
 
 def _summary(result: dict) -> dict:
     errors = sorted(row["error"] for row in result["memory"])
-    shares = [row["share"] for row in result["throughput"] if row["dtype"] != "float32"]
-    naive, *embeds = (row["texts/s"] for row in result["sentences"])
     slower = [row for row in result["against_cpu"] if row["GPU ms"] > row["CPU ms"]]
     return {
         "memory configurations": len(errors),
         "memory error, median and worst": [errors[len(errors) // 2], errors[-1]],
-        "best share of the 16-bit peak": max(filter(None, shares), default=None),
-        "embed over naive": max(embeds) / naive,
+        "highest TFLOP/s": max(row.get("TFLOP/s", 0) for row in result["throughput"]),
         "slower than the CPU": slower,
     }
 
@@ -149,44 +140,14 @@ def _throughput(device: str, plan: dict, half) -> list[dict]:
 
 def _call(device: str, config, model, batch: int, length: int) -> dict:
     ids = torch.randint(5, config.vocab_size, (batch, length), device=device)
-    row = {"dtype": _name(model.dtype), "batch": batch, "length": length, "share": None}
+    row = {"dtype": _name(model.dtype), "batch": batch, "length": length}
     call = functools.partial(_forward, model=model)
     try:
         row |= _rows({"call": (call, {"ids": ids})}, items=batch)["call"]
     except torch.OutOfMemoryError as error:  # the rest of the report still counts
         return row | {"failed": f"{error!r:.200}"}
     row["TFLOP/s"] = flops(config, length, batch) / row["ms"] / 1e9
-    promised = peaks(torch.cuda.get_device_name()) if device == "cuda" else None
-    if promised:
-        row["share"] = row["TFLOP/s"] / promised[1 if row["dtype"] == "float32" else 0]
     return row
-
-
-def _sentences(device: str, plan: dict, half) -> list[dict]:
-    """`embed_sorted` on real sentences, a token a word, with tokenising, against the naive loop."""
-    texts = datasets.science_sentences()["text"].tolist()
-    words = sorted({word for text in texts for word in re.findall(r"\w+|[^\w\s]", text.lower())})
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]
-    limit = plan["model"].max_position_embeddings
-    vocabulary = {word: number for number, word in enumerate(words)}
-    tokenizer = BertTokenizer(vocab=vocabulary, model_max_length=limit)
-    model = _model(plan["model"], device)
-    padded = {"padding": "max_length", "max_length": limit, "return_tensors": "pt"}
-
-    @torch.inference_mode()
-    def naive(texts):
-        for start in range(0, len(texts), 8):
-            batch = tokenizer(texts[start : start + 8], **padded).to(device)
-            model(**batch).last_hidden_state.mean(1).cpu()
-
-    rows = _rows({"naive": (naive, {"texts": texts})}, items=len(texts))
-    texts = texts * plan["copies"]
-    for dtype, budget in itertools.product((torch.float32, half), plan["budgets"]):
-        options = {"model": model.to(dtype), "tokenizer": tokenizer, "max_tokens": budget}
-        call = functools.partial(embed_sorted, limit=limit, **options)
-        arm = {f"embed, {_name(dtype)}, {budget} tokens": (call, {"texts": texts})}
-        rows |= _rows(arm, items=len(texts))
-    return [{"arm": arm} | row for arm, row in rows.items()]
 
 
 def _against_cpu(device: str, plan: dict) -> list[dict]:

@@ -1,8 +1,12 @@
 """How long a notebook runs, and what its kernel holds at its peak."""
 
+import contextlib
+import os
 import subprocess
+import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import psutil
@@ -50,16 +54,30 @@ def _starting(process: psutil.Process) -> bool:
     return time.time() - process.create_time() < 2
 
 
-def measure(command: list[str], timeout: float = 600, **popen) -> Run:
+@contextlib.contextmanager
+def temporary_folder() -> Iterator[dict[str, str]]:
+    """Give the environment of a process its own folder for temporary files, removed afterwards.
+
+    A kernel that is killed, as nbval does with each, cannot remove its files itself.
+    """
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        yield os.environ | dict.fromkeys(("TMPDIR", "TEMP", "TMP"), folder)
+
+
+def measure(command: list[str], timeout: float = 600, env: dict | None = None, **popen) -> Run:
     """Run a command that executes a notebook, looking at its kernel's memory every 50 ms.
 
     The runner itself (pytest, nbclient) is not counted: on Binder and in JupyterLab it is not
     there. Memory shared by several processes counts once for each: the peak is an upper bound.
-    After `timeout` seconds the command is killed with all its children.
+    After `timeout` seconds the command is killed with all its children. `env` holds what is added
+    to the environment; temporary files lie in a folder that is removed.
     """
     start, peak = time.monotonic(), 0
-    pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "encoding": "utf-8"}
-    with subprocess.Popen(command, **pipe, **popen) as process:
+    popen |= {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "encoding": "utf-8"}
+    with (
+        temporary_folder() as variables,
+        subprocess.Popen(command, env=variables | (env or {}), **popen) as process,
+    ):
         root, chunks = psutil.Process(process.pid), []
         # A full pipe would stop the process that is being measured.
         reader = threading.Thread(target=lambda: chunks.extend(process.stdout), daemon=True)

@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 
 from helpers.core import files
-from helpers.tools import notebooks
+from helpers.tools import measure, notebooks
 
 import nbclient
 import nbformat
@@ -70,7 +70,8 @@ def store(path: Path) -> None:
         store_widget_state=False,
         resources={"metadata": {"path": str(path.parent)}},
     )
-    client.execute()
+    with measure.temporary_folder() as variables:
+        client.execute(env=variables)
     normalise(notebook)
     nbformat.validate(notebook)
     with files.atomic_write(path) as part:
