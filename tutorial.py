@@ -42,7 +42,7 @@ VENV = ROOT / ".venv"
 STAMP, LOCK, LOG = VENV / "tutorial.json", VENV / "tutorial.lock", VENV / "tutorial-pip.log"
 PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 PYTHONS = ("3.14", "3.13", "3.12", "3.11")
-NEEDS_NO_PACKAGES = ("recipe", "explain")
+NEEDS_NO_PACKAGES = ("recipe", "explain", "notebooks", "reset", "capacity")
 # What PyTorch's CUDA builds can use, best first, as its notes for release 2.13 say (2.14 is the
 # last with cu126): the CUDA that the driver has to know, compute capabilities from and below, CPUs.
 CUDA_BUILDS = (

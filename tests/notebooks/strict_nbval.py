@@ -6,7 +6,7 @@ import tempfile
 
 from helpers.tools import measure, notebooks
 
-LESSONS = sorted(notebooks.NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))
+LESSONS = notebooks.pages()
 # Nothing listens on this port of this machine: a hub that refuses at once.
 UNREACHABLE = "http://127.0.0.1:9"
 # Failures of the machine and not of the page: nbval waits five seconds for an output message,

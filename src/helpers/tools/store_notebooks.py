@@ -27,8 +27,7 @@ PICTURE = NOTEBOOKS / "images" / "start_here.png"  # README shows the first pict
 
 def paths() -> list[Path]:
     """Return all notebooks and solutions (JupyterLab's own copies lie elsewhere)."""
-    solutions = NOTEBOOKS.glob("solutions/[0-9][0-9]_*.ipynb")
-    return [*sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb")), *sorted(solutions)]
+    return [*notebooks.pages(), *notebooks.pages(NOTEBOOKS / "solutions")]
 
 
 def chosen(name: str) -> list[Path]:
