@@ -340,22 +340,28 @@ def bundle_target(python):
     return names.get(platform.system(), "linux-" + platform.machine()) + "-" + python
 
 
+def file_problem(path, digest):
+    """What is wrong with a file of a bundle, whose list has this SHA-256; None if nothing is."""
+    if digest is None:
+        return "is not on its list: delete it"
+    if not path.is_file():
+        return "is missing"
+    with path.open("rb") as file:
+        right = hashlib.file_digest(file, "sha256").hexdigest() == digest
+    return None if right else "is damaged"
+
+
 def check_bundle(bundle, python):
     """Compare each file that is needed of a bundle with its list; return the wheels' folder."""
-
-    def right(path, digest):
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest() == digest
-
-    if not (bundle / "SHA256SUMS").is_file():
+    listing = bundle / "SHA256SUMS"
+    if not listing.is_file():
         raise SetupError(
-            f"{bundle} holds no finished bundle: there is no SHA256SUMS in it. Name the folder "
-            "that `python3 tutorial.py bundle` made, or, where .venv is finished, leave out "
-            "--offline."
+            f"{bundle} holds no finished bundle: there is no SHA256SUMS. Name the folder that "
+            "`tutorial.py bundle` made, or leave out --offline if .venv was finished before."
         )
     print("Checking the bundle ...", flush=True)
-    listing = (bundle / "SHA256SUMS").read_text(encoding="utf-8", errors="replace").splitlines()
-    sums = {name: digest for digest, _, name in (line.partition("  ") for line in listing)}
+    lines = listing.read_text(encoding="utf-8", errors="replace").splitlines()
+    sums = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
     has = sorted({name.split("/")[1] for name in sums if name.startswith("wheels/")})
     target = bundle_target(python)
     if target not in has:
@@ -363,29 +369,25 @@ def check_bundle(bundle, python):
             f"The bundle in {bundle} is for {', '.join(has)}, and this is {target}. Start "
             "tutorial.py with a Python that the bundle has, or ask for a bundle for this one."
         )
-    if not all(right(ROOT / name, sums.get("tutorial/" + name)) for name in DECISIVE):
+    if any(file_problem(ROOT / name, sums.get("tutorial/" + name)) for name in DECISIVE):
         raise SetupError(
-            f"The bundle in {bundle} is for another version of the tutorial than {ROOT}. Copy "
-            "the bundle's own folder `tutorial` to your disk, and start tutorial.py in there."
+            f"The bundle in {bundle} is for another version of the tutorial than {ROOT}. Copy its "
+            "own folder `tutorial` to your disk, and start tutorial.py in there."
         )
-    wheels, problems = bundle / "wheels" / target, []
-    for name in sums:
-        if name.startswith(("models/", f"wheels/{target}/")):
-            if not (bundle / name).is_file():
-                problems.append(f"{name} is missing")
-            elif not right(bundle / name, sums[name]):
-                problems.append(f"{name} is damaged")
-    for path in wheels.iterdir() if wheels.is_dir() else ():
-        # macOS leaves files with a dot on the sticks of others; pip takes none of them.
-        if f"wheels/{target}/{path.name}" not in sums and not path.name.startswith("."):
-            problems.append(f"wheels/{target}/{path.name} does not belong to it: delete it")
+    folder = f"wheels/{target}/"
+    needed = [name for name in sums if name.startswith(("models/", folder))]
+    # macOS leaves files with a dot in front on sticks; pip takes none of them.
+    there = [folder + path.name for path in (bundle / folder).glob("[!.]*")]
+    found = {name: file_problem(bundle / name, sums.get(name)) for name in {*needed, *there}}
+    problems = sorted(f"{name} {problem}" for name, problem in found.items() if problem)
     if problems:
         raise SetupError(
-            "The bundle in {} is not as it was made, so nothing was installed:\n{}\n"
-            "Copy what is missing or damaged from another stick, or make the bundle again: the "
-            "same `bundle` command mends it.".format(bundle, "\n".join(problems[:10]))
+            "The bundle in {} is not as it was made, so nothing was installed:\n{}\nCopy what is "
+            "missing or damaged from another stick, or make the bundle again.".format(
+                bundle, "\n".join(problems[:10])
+            )
         )
-    return wheels
+    return bundle / folder
 
 
 def make_venv(build, locked):
