@@ -129,5 +129,5 @@ def test_will_it_fit_keeps_the_choice_and_needs_no_mouse_or_javascript(site, chr
     fit.wait_for_selector("#fit-copied:not(:empty)")
     plain = chromium.new_context(java_script_enabled=False).new_page()
     plain.goto(page)
-    assert usual in plain.inner_text("noscript")
+    assert usual in plain.inner_text("main noscript")
     assert chosen != usual
