@@ -475,7 +475,7 @@ def ensure(test, bundle=None):
         elif bundle:
             check_bundle(bundle, stamp["python"])
         if bundle:
-            copy = "import sys; from helpers.tools import bundle; bundle.unpack(sys.argv[1])"
+            copy = "import sys; sys.path.append('docs'); import bundle; bundle.unpack(sys.argv[1])"
             step("Copying models and texts", [str(PYTHON), "-c", copy, str(bundle)], locked)
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from helpers.models import catalogue, locate
-from helpers.tools import bundle
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
-sys.path.append(str(ROOT))
+sys.path += [str(ROOT), str(ROOT / "docs")]
+import bundle  # noqa: E402
 import tutorial  # noqa: E402  as the command imports it
 
 TARGET = tutorial.bundle_target("{}.{}".format(*sys.version_info))

@@ -125,20 +125,28 @@ def explain(rest: list[str]) -> int:
 
 def site(rest: list[str]) -> int:
     """Build the notebooks, recipes and errors as a static web site."""
-    require_checkout()
-    return subprocess.call([sys.executable, files.ROOT / "docs" / "site_build.py", *rest])
+    return _run_of_docs("site_build.py", rest)
 
 
 def slides(rest: list[str]) -> int:
     """Make slides of the notebooks' own cells."""
-    require_checkout()
-    return subprocess.call([sys.executable, files.ROOT / "docs" / "slides.py", *rest])
+    return _run_of_docs("slides.py", rest)
+
+
+def bundle(rest: list[str]) -> int:
+    """Make a folder from which a room without a network is set up."""
+    return _run_of_docs("bundle.py", rest)
 
 
 def capacity(rest: list[str]) -> int:
     """Say what RAM and CPUs a class on one server needs."""
+    return _run_of_docs("hub/capacity.py", rest)
+
+
+def _run_of_docs(script: str, rest: list[str]) -> int:
+    """Run a script of docs/, which is there in a checkout only."""
     require_checkout()
-    return subprocess.call([sys.executable, files.ROOT / "docs/hub/capacity.py", *rest])
+    return subprocess.call([sys.executable, files.ROOT / "docs" / script, *rest])
 
 
 def bench(rest: list[str]) -> int:

@@ -1,7 +1,8 @@
 """Make a folder, for a USB stick say, from which the tutorial is set up without a network.
 
-It holds README.txt, tutorial/ (this checkout), models/, wheels/ with a folder for each target, such
-as linux-x86_64-3.13, and SHA256SUMS. `tutorial.py lab --offline DIR` installs it, with `unpack`.
+`python3 tutorial.py bundle DIR` makes it. It holds README.txt, tutorial/ (this checkout), models/,
+wheels/ with a folder for each target, such as linux-x86_64-3.13, and SHA256SUMS.
+`tutorial.py lab --offline DIR` installs it, with `unpack`.
 """
 
 import argparse
@@ -92,7 +93,7 @@ def make(script, folder: Path, targets: list[str]) -> None:
     print(f"Finished: {sum(path.stat().st_size for path in paths) / 1e9:.2f} GB.")
 
 
-def main(argv: list[str]) -> int:
+def main(argv: list[str] | None = None) -> int:
     """Make a bundle beside its place and move it there; return the exit status."""
     sys.path.append(str(files.ROOT))
     import tutorial  # it knows PyTorch's builds, and what pip's errors mean
@@ -118,3 +119,7 @@ def main(argv: list[str]) -> int:
     except OSError as error:
         sys.exit(f"The bundle was not finished: {error}")
     return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
