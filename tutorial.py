@@ -14,6 +14,7 @@ place. Whatever stops the work in between, the next run sees an unfinished envir
 anew.
 """
 
+import argparse
 import contextlib
 import ctypes
 import errno
@@ -39,10 +40,11 @@ USAGE = "usage: python3 tutorial.py COMMAND [options]\n\n{}\n\n{}".format(
     "The first run makes the folder .venv and installs everything in it; later runs start at once.",
 )
 VENV = ROOT / ".venv"
+DECISIVE = ("constraints.txt", "pyproject.toml")  # what decides the packages
 STAMP, LOCK, LOG = VENV / "tutorial.json", VENV / "tutorial.lock", VENV / "tutorial-pip.log"
 PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 PYTHONS = ("3.14", "3.13", "3.12", "3.11")
-NEEDS_NO_PACKAGES = ("recipe", "explain")
+NEEDS_NO_PACKAGES = ("recipe", "explain", "notebooks", "reset", "capacity")
 # What PyTorch's CUDA builds can use, best first, as its notes for release 2.13 say (2.14 is the
 # last with cu126): the CUDA that the driver has to know, compute capabilities from and below, CPUs.
 CUDA_BUILDS = (
@@ -331,6 +333,63 @@ def torch_source(version, system, build, answers):
     return "the build that pip finds, 0.2 to 2.7 GB", [f"torch=={version}"]
 
 
+def bundle_target(python):
+    """The name that this machine has in a bundle, with a Python such as "3.13"."""
+    # `machine_problem` has refused every other machine.
+    names = {"Windows": "windows-x86_64", "Darwin": "macos-arm64"}
+    return names.get(platform.system(), "linux-" + platform.machine()) + "-" + python
+
+
+def file_problem(path, digest):
+    """What is wrong with a file of a bundle, whose list has this SHA-256; None if nothing is."""
+    if digest is None:
+        return "is not on its list: delete it"
+    if not path.is_file():
+        return "is missing"
+    with path.open("rb") as file:
+        right = hashlib.file_digest(file, "sha256").hexdigest() == digest
+    return None if right else "is damaged"
+
+
+def check_bundle(bundle, python):
+    """Compare each file that is needed of a bundle with its list; return the wheels' folder."""
+    listing = bundle / "SHA256SUMS"
+    if not listing.is_file():
+        raise SetupError(
+            f"{bundle} holds no finished bundle: there is no SHA256SUMS. Name the folder that "
+            "`tutorial.py bundle` made, or leave out --offline if .venv was finished before."
+        )
+    print("Checking the bundle ...", flush=True)
+    lines = listing.read_text(encoding="utf-8", errors="replace").splitlines()
+    sums = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+    has = sorted({name.split("/")[1] for name in sums if name.startswith("wheels/")})
+    target = bundle_target(python)
+    if target not in has:
+        raise SetupError(
+            f"The bundle in {bundle} is for {', '.join(has)}, and this is {target}. Start "
+            "tutorial.py with a Python that the bundle has, or ask for a bundle for this one."
+        )
+    if any(file_problem(ROOT / name, sums.get("tutorial/" + name)) for name in DECISIVE):
+        raise SetupError(
+            f"The bundle in {bundle} is for another version of the tutorial than {ROOT}. Copy its "
+            "own folder `tutorial` to your disk, and start tutorial.py in there."
+        )
+    folder = f"wheels/{target}/"
+    needed = [name for name in sums if name.startswith(("models/", folder))]
+    # macOS leaves files with a dot in front on sticks; pip takes none of them.
+    there = [folder + path.name for path in (bundle / folder).glob("[!.]*")]
+    found = {name: file_problem(bundle / name, sums.get(name)) for name in {*needed, *there}}
+    problems = sorted(f"{name} {problem}" for name, problem in found.items() if problem)
+    if problems:
+        raise SetupError(
+            "The bundle in {} is not as it was made, so nothing was installed:\n{}\nCopy what is "
+            "missing or damaged from another stick, or make the bundle again.".format(
+                bundle, "\n".join(problems[:10])
+            )
+        )
+    return bundle / folder
+
+
 def make_venv(build, locked):
     """Throw away what an unfinished start left in .venv and make it from nothing."""
     if not (importlib.util.find_spec("ensurepip") and importlib.util.find_spec("venv")):
@@ -354,35 +413,49 @@ def make_venv(build, locked):
     step("Making .venv", [base, "-m", "venv", str(VENV)], locked)
 
 
-def install(torch, build, test, locked):
-    """Install torch in its build, then the other packages, with test tools if `test` is set."""
+def pins_without_cuda():
+    """The text of constraints.txt without what torch itself pins, for CUDA 12 otherwise than 13."""
+    pins = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+    return re.sub(r"(?m)^(cuda-|nvidia-|triton=).*\n", "", pins)
+
+
+def install(torch, build, test, wheels, locked):
+    """Install torch in its build, then the other packages, with test tools if `test` is set.
+
+    Everything comes from the folder `wheels` if there is one, else from the package index.
+    """
     python = [str(PYTHON), "-c"]
     if not output(*python, "import pip; print(pip)"):  # as in an environment that uv made
         step("Adding pip", [str(PYTHON), "-m", "ensurepip"], locked)
-    # torch pins what it needs of these itself, for CUDA 12 otherwise than for 13.
-    pins = (ROOT / "constraints.txt").read_text(encoding="utf-8")
     kept = VENV / "tutorial-constraints.txt"
-    kept.write_text(re.sub(r"(?m)^(cuda-|nvidia-|triton=).*\n", "", pins), encoding="utf-8")
+    kept.write_text(pins_without_cuda(), encoding="utf-8")
     pip = [str(PYTHON), "-m", "pip", "install", "--no-input", "--progress-bar", "off"]
     pip += ["-c", str(kept)]
+    if wheels:
+        pip += ["--no-index", "--find-links", str(wheels)]
     installed = output(*python, "import importlib.metadata as m; print(m.version('torch'))")
     if installed.split("+")[0] != torch:
-        what, arguments = torch_source(torch, platform.system(), build, answers)
+        what, arguments = "CPU build, from the bundle", [f"torch=={torch}"]
+        if not wheels:
+            what, arguments = torch_source(torch, platform.system(), build, answers)
         step(f"Installing PyTorch {torch} ({what})", [*pip, *arguments], locked)
     what, extra = ("packages and test tools", "[test]") if test else ("packages", "")
     step(f"Installing the other {what} (0.3 GB)", [*pip, "-e", "." + extra], locked)
     step("Starting PyTorch once", [*python, "import torch"], locked)
 
 
-def ensure(test):
-    """Make sure that .venv has the pinned environment, with test tools if `test` is set."""
+def ensure(test, bundle=None):
+    """Make sure that .venv has the pinned environment, with test tools if `test` is set.
+
+    With a bundle, packages, models and texts come from there, and the network is not asked.
+    """
     torch, packages = project()
 
     def ready():
         return stamp.get("packages") == packages and stamp["test"] >= test and intact(stamp)
 
     stamp = read_stamp()
-    if ready():
+    if ready() and not bundle:
         return
     problem = machine_problem()
     if problem:
@@ -397,27 +470,55 @@ def ensure(test):
             while not acquired(locked):
                 time.sleep(0.3)
         stamp = read_stamp()
-        if ready():  # done by the start that was waited for
-            return
-        ours = stamp.get(
-            "ours", {path.name for path in VENV.iterdir()} <= {LOCK.name, STAMP.stem + ".new"}
+        if not ready():  # else done by the start that was waited for
+            make(torch, packages, test, bundle, locked)
+        elif bundle:
+            check_bundle(bundle, stamp["python"])
+        if bundle:
+            copy = "import sys; sys.path.append('docs'); import bundle; bundle.unpack(sys.argv[1])"
+            step("Copying models and texts", [str(PYTHON), "-c", copy, str(bundle)], locked)
+
+
+def make(torch, packages, test, bundle, locked):
+    """Make .venv, or bring it up to date; STAMP says "unfinished" until everything is there."""
+    stamp = read_stamp()
+    ours = stamp.get(
+        "ours", {path.name for path in VENV.iterdir()} <= {LOCK.name, STAMP.stem + ".new"}
+    )
+    keep = intact(stamp) if ours else python_of(str(PYTHON)) in PYTHONS
+    if not (ours or keep):
+        raise SetupError(
+            f"{VENV} was not made by tutorial.py and has no Python 3.11 to 3.14. Move it away."
         )
-        keep = intact(stamp) if ours else python_of(str(PYTHON)) in PYTHONS
-        if not (ours or keep):
-            raise SetupError(
-                f"{VENV} was not made by tutorial.py and has no Python 3.11 to 3.14. Move it away."
-            )
-        state = {"ours": ours, "root": str(ROOT), "test": test or stamp.get("test", False)}
-        write_stamp(packages=None, **state)
-        gpu = nvidia_gpu()
-        build = torch_build(gpu, platform.machine())
-        if gpu and build == "cpu":
-            cuda = gpu[0] // 1000, gpu[0] % 1000 // 10  # 12080 is CUDA 12.8
-            print(GPU_LEFT_OUT.format(*gpu[1], *cuda), flush=True)
-        if not keep:
-            make_venv(build, locked)
-        install(torch, build, state["test"], locked)
-        write_stamp(packages=packages, python=python_of(str(PYTHON)), **state)
+    python = python_of(str(PYTHON)) if keep else "{}.{}".format(*sys.version_info)
+    wheels = bundle and check_bundle(bundle, python)
+    state = {"ours": ours, "root": str(ROOT), "test": test or stamp.get("test", False)}
+    write_stamp(packages=None, **state)
+    gpu = None if bundle else nvidia_gpu()  # a bundle has the CPU build
+    build = torch_build(gpu, platform.machine())
+    if gpu and build == "cpu":
+        cuda = gpu[0] // 1000, gpu[0] % 1000 // 10  # 12080 is CUDA 12.8
+        print(GPU_LEFT_OUT.format(*gpu[1], *cuda), flush=True)
+    if not keep:
+        make_venv(build, locked)
+    install(torch, build, state["test"], wheels, locked)
+    write_stamp(packages=packages, python=python_of(str(PYTHON)), **state)
+
+
+def offline(arguments):
+    """Take `--offline DIR` out of a command's arguments; return the others, and DIR or None.
+
+    With it, pip and the hub no longer look at anything that was set up for a network.
+    """
+    if not any(argument.split("=")[0] == "--offline" for argument in arguments):
+        return arguments, None
+    parser = argparse.ArgumentParser("tutorial.py", add_help=False, allow_abbrev=False)
+    parser.add_argument("--offline", metavar="DIR", type=Path)
+    given, rest = parser.parse_known_args(arguments)
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        del os.environ[name]
+    os.environ.update(PIP_CONFIG_FILE=os.devnull, HF_HUB_OFFLINE="1")
+    return rest, given.offline.resolve()
 
 
 def hand_over(python, arguments, **extra):
@@ -445,7 +546,8 @@ def main(arguments):
     # So that `step` ends its child.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
-        ensure(test=arguments[0] == "test")
+        arguments, bundle = offline(arguments)
+        ensure(arguments[0] == "test", bundle)
         return hand_over(PYTHON, arguments)
     except (SetupError, OSError) as error:
         print(error if isinstance(error, SetupError) else explain(str(error)), file=sys.stderr)

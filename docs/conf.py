@@ -3,6 +3,8 @@
 import json
 import os
 
+from helpers.tools import notebooks
+
 project = "BERT on any device"
 html_title = project
 language = "en"
@@ -22,24 +24,44 @@ html_theme_options = {
     "navbar_persistent": [],  # the search stands in the navigation already
     "use_fullscreen_button": False,
     "article_header_start": ["toggle-primary-sidebar.html", "launch.html"],
+    "footer_content_items": [],  # the repository has no single author, and says its licence
 }
 html_show_copyright = False
 html_show_sphinx = False
 html_static_path = ["static"]
 templates_path = ["templates"]
-html_css_files = ["site.css"]
+html_css_files = ["site.css", "fit.css"]
 
 LAUNCH = json.loads(os.environ.get("SITE_LAUNCH", "{}"))
+RECIPES = {number: path.name for number, path in notebooks.recipes().items()}
+FIT = """
+Without a kernel, the page [Will it fit?](../fit.md) shows the same, and a link can hold a choice.
+"""
 
 
 def add_launch_links(app, pagename, templatename, context, doctree) -> None:
-    """Say where a page's notebook runs; on a page that is none, the first one."""
+    """Say where a page's notebook runs, on other pages the first one, and which code it has."""
     notebook = pagename if pagename.startswith("notebooks/") else "notebooks/00_start_here"
+    context["recipe"] = RECIPES.get(notebook.rpartition("/")[2][:2])
     context["launch"] = {
         name: address.format(notebook=f"{notebook}.ipynb") for name, address in LAUNCH.items()
     }
 
 
+def add_fit_link(app, docname, source) -> None:
+    """Put a link below the memory explorer, into what is read but not into the file."""
+    if not docname.startswith("notebooks/") or "memory_explorer()" not in source[0]:
+        return
+    notebook = json.loads(source[0])
+    cells = []
+    for cell in notebook["cells"]:
+        cells.append(cell)
+        if cell["cell_type"] == "code" and "memory_explorer()" in "".join(cell["source"]):
+            cells.append({"cell_type": "markdown", "id": "fit", "metadata": {}, "source": FIT})
+    source[0] = json.dumps(notebook | {"cells": cells})
+
+
 def setup(app) -> None:
     """Register what is added to each page."""
+    app.connect("source-read", add_fit_link)
     app.connect("html-page-context", add_launch_links)

@@ -1,7 +1,8 @@
 """Build the tutorial as a static web site: `python -m helpers site FOLDER`.
 
-Sphinx reads a temporary folder, where the stored notebooks lie beside pages that are written here:
-the recipes, the error index, the glossary. No notebook is run, and nothing is fetched.
+Sphinx reads a temporary folder, where the stored notebooks lie beside docs/'s own pages and those
+that are written here: the recipes, the error index, the glossary, "Will it fit?". No notebook is
+run, and nothing is fetched.
 """
 
 import argparse
@@ -20,7 +21,10 @@ from pathlib import Path
 from helpers.lessons import device_errors
 from helpers.tools import notebooks
 
+import fit_page
+
 DOCS = Path(__file__).parent
+OWN = sorted(DOCS.glob("*.md"))  # pages that are written by hand
 NEEDS = ("myst_nb", "sphinx_book_theme")
 MISSING = 'The site needs more packages: pip install -e ".[site]" -c constraints.txt'
 NO_LAUNCH = "No launch buttons: this repository has no remote `origin` on GitHub or GitLab."
@@ -148,8 +152,9 @@ def recipe_page(path: Path, lesson: notebooks.Lesson) -> str:
     """Return the page of a recipe: what it does, where it is explained, its source."""
     return "\n".join(
         [
-            f"# {path.stem}: {notebooks.first_sentence(path)}",
-            f"Explained in [notebook {lesson.number}](../notebooks/{lesson.path.name}).",
+            f"# {path.name}",
+            f"{notebooks.first_sentence(path)} Explained in notebook {lesson.number}, "
+            f"[{lesson.title}](../notebooks/{lesson.path.name})\n",
             f"{{download}}`Download {path.name} <{path.name}>`\n",
             f"```{{literalinclude}} {path.name}\n:language: python\n```\n",
         ]
@@ -162,21 +167,32 @@ def contents(caption: str, entries: dict[str, str]) -> str:
     return f"```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{listed}\n```\n"
 
 
+def relinked(text: str) -> str:
+    """Return a text of the repository with links to the site's pages; others become plain text."""
+    text = re.sub(r"\]\((?:\.\./|docs/)", "](", text)
+    text = re.sub(r"\(src/helpers/(recipes/\w+)\.py", r"(\1.md", text)
+    text = text.replace("(notebooks/solutions)", "(notebooks/solutions/00_start_here.ipynb)")
+    pages = "|".join(["errors", "glossary", "fit", *(path.stem for path in OWN)])
+    there = rf"https?:|#|notebooks/|recipes/|(?:{pages})\.md"
+    return re.sub(rf"\[([^\]]*)\]\((?!{there})[^)]*\)", r"\1", text)
+
+
 def index_page() -> str:
     """Return the first page: README's opening and tables, and the navigation."""
     readme = (notebooks.ROOT / "README.md").read_text(encoding="utf-8")
     opening, rest = readme.split("## Start", 1)[0], readme.split("## The notebooks", 1)[1]
+    opening = opening.replace("[web site](#other-ways-to-run-it)", "page [Will it fit?](fit.md)")
     tables = "## The notebooks" + rest.split("## Encoders", 1)[0]
-    tables = re.sub(r"src/helpers/(recipes/\w+)\.py", r"\1.md", tables)
-    tables = tables.replace("(notebooks/solutions)", "(notebooks/solutions/00_start_here.ipynb)")
     lessons, recipes = notebooks.lessons(), notebooks.recipes().values()
+    own = {path.stem: path.read_text(encoding="utf-8").split("\n")[0].strip("# ") for path in OWN}
     parts = [
+        contents("Try it", {"fit": "Will it fit?"}),
         contents(
             "Notebooks",
             {f"notebooks/{one.path.stem}": f"{one.number} {one.title}" for one in lessons},
         ),
         contents("Code to take home", {f"recipes/{path.stem}": path.stem for path in recipes}),
-        contents("Look it up", {"errors": "Find your error", "glossary": "Glossary"}),
+        contents("Look it up", {"errors": "Find your error", "glossary": "Glossary"} | own),
         contents(
             "Solutions",
             {
@@ -185,7 +201,9 @@ def index_page() -> str:
             },
         ),
     ]
-    return opening + tables + "\n" + "\n".join(parts)
+    text = re.sub(r"(?<=\d) (?=(?:s|GB) \|)", "\N{NO-BREAK SPACE}", opening + tables)
+    text = re.sub(r"\[([^\]]*)\]\(#[^)]*\)", r"\1", relinked(text))  # sections of README only
+    return text + "\n" + "\n".join(parts)
 
 
 def write_pages(source: Path) -> None:
@@ -196,8 +214,10 @@ def write_pages(source: Path) -> None:
     pages = {
         "index": index_page(),
         "errors": errors_page(),
+        "fit": fit_page.page(),
         "glossary": "# Glossary\n" + section(lessons["00"].path, "Glossary"),
     }
+    pages |= {path.stem: relinked(path.read_text(encoding="utf-8")) for path in OWN}
     (source / "recipes").mkdir()
     for number, path in notebooks.recipes().items():
         shutil.copy(path, source / "recipes")
@@ -230,8 +250,13 @@ def main() -> int:
         paths = [str(DOCS), os.environ.get("PYTHONPATH", "")]  # Sphinx imports `anchor` from here
         extra["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         status = subprocess.call(command, env=os.environ | extra)
-    print(f"{folder / 'index.html'}" if not status else "The pages have faults: see above.")
-    return status
+    if status:
+        print("The pages have faults: see above.", file=sys.stderr)
+        return status
+    for path in notebooks.recipes().values():  # under its own name: each page links to its file
+        shutil.copy(path, folder / "recipes")
+    print(folder / "index.html")
+    return 0
 
 
 if __name__ == "__main__":

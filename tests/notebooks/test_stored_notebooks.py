@@ -185,6 +185,8 @@ def test_the_tables_are_those_of_the_notebooks():
         assert f"| [{lesson.number}]({lesson.path.name}) | {lesson.title} |" in start
     for path in notebooks.recipes().values():
         assert f"[{path.name}](src/helpers/recipes/{path.name})" in readme
+    guide = [sys.executable, notebooks.ROOT / "docs/guide.py", "--check"]
+    assert subprocess.run(guide).returncode == 0  # the instructor's tables and questions, too
 
 
 def test_readme_picture_is_the_notebooks_own():

@@ -171,7 +171,7 @@ def shown_functions():
 
     for number, recipe in [*RECIPES.items(), ("08", PACKAGE / "lessons/pipelines.py")]:
         own = functions(recipe.read_text(encoding="utf-8"))
-        (page,) = notebooks.NOTEBOOKS.glob(f"{number}_*.ipynb")
+        (page,) = (one for one in notebooks.pages() if one.name.startswith(number))
         for cell in notebook_checks.code_cells(notebook_checks.load(page)):
             for name, text in functions(notebook_checks.source(cell)).items():
                 if name in own:

@@ -11,6 +11,9 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from helpers.exercises import record
+from helpers.exercises.record import progress as progress  # for readers
+
 
 def exercise(find_fault: Callable[..., str | None]) -> Callable[..., None]:
     """Make a check of a function that returns what is wrong with an answer, or None."""
@@ -25,6 +28,8 @@ def exercise(find_fault: Callable[..., str | None]) -> Callable[..., None]:
         except Exception as error:  # whatever a learner's code may raise
             fault = f"it raised {type(error).__name__}: {str(error).strip() or 'no message'}"
         print("correct" if fault is None else f"not quite, because {fault}")
+        if fault is None:
+            record.add(find_fault.__name__)
 
     return check
 

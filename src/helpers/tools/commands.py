@@ -19,7 +19,7 @@ def _parser(command: str, text: str) -> argparse.ArgumentParser:
 
 def lab(rest: list[str]) -> int:
     """Fetch what the notebooks load, then open JupyterLab at the first one."""
-    _require_checkout()
+    require_checkout()
     if fetch([]):
         print("The notebooks that need what is missing will say so; the others run.")
     # data/jupyter switches off JupyterLab's question about news.
@@ -38,7 +38,7 @@ def test(rest: list[str]) -> int:
     from helpers.core import machine
     from helpers.tools import browser
 
-    _require_checkout()
+    require_checkout()
     if status := fetch([]):
         return status
     if not rest:  # the whole suite; a choice of tests takes what is there
@@ -49,7 +49,7 @@ def test(rest: list[str]) -> int:
     return _become(command, HF_HUB_DISABLE_PROGRESS_BARS="1")
 
 
-def _require_checkout() -> None:
+def require_checkout() -> None:
     """Stop where there are no notebooks and tests: they are not part of an installed package."""
     if not (files.ROOT / START).exists():
         sys.exit("The notebooks and tests are not here: get the repository, and run this in it.")
@@ -125,8 +125,28 @@ def explain(rest: list[str]) -> int:
 
 def site(rest: list[str]) -> int:
     """Build the notebooks, recipes and errors as a static web site."""
-    _require_checkout()
-    return subprocess.call([sys.executable, files.ROOT / "docs" / "site_build.py", *rest])
+    return _run_of_docs("site_build.py", rest)
+
+
+def slides(rest: list[str]) -> int:
+    """Make slides of the notebooks' own cells."""
+    return _run_of_docs("slides.py", rest)
+
+
+def bundle(rest: list[str]) -> int:
+    """Make a folder from which a room without a network is set up."""
+    return _run_of_docs("bundle.py", rest)
+
+
+def capacity(rest: list[str]) -> int:
+    """Say what RAM and CPUs a class on one server needs."""
+    return _run_of_docs("hub/capacity.py", rest)
+
+
+def _run_of_docs(script: str, rest: list[str]) -> int:
+    """Run a script of docs/, which is there in a checkout only."""
+    require_checkout()
+    return subprocess.call([sys.executable, files.ROOT / "docs" / script, *rest])
 
 
 def bench(rest: list[str]) -> int:

@@ -53,9 +53,15 @@ def read(path: Path) -> Lesson:
     return Lesson(path, title[1], *numbers, needs["gpu"], tuple(names))
 
 
+def pages(folder: Path = NOTEBOOKS) -> list[Path]:
+    """Return a folder's numbered notebooks in order, without what `reset` kept beside them."""
+    found = sorted(folder.glob("[0-9][0-9]_*.ipynb"))
+    return [path for path in found if ".mine-" not in path.name]
+
+
 def lessons() -> list[Lesson]:
     """Return all numbered notebooks in order, without their solutions; none without a checkout."""
-    return [read(path) for path in sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))]
+    return [read(path) for path in pages()]
 
 
 def guard() -> str:

@@ -9,6 +9,8 @@ import argparse
 import base64
 import os
 import re
+import runpy
+import tempfile
 from pathlib import Path
 
 from helpers.core import files
@@ -25,8 +27,7 @@ PICTURE = NOTEBOOKS / "images" / "start_here.png"  # README shows the first pict
 
 def paths() -> list[Path]:
     """Return all notebooks and solutions (JupyterLab's own copies lie elsewhere)."""
-    solutions = NOTEBOOKS.glob("solutions/[0-9][0-9]_*.ipynb")
-    return [*sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb")), *sorted(solutions)]
+    return [*notebooks.pages(), *notebooks.pages(NOTEBOOKS / "solutions")]
 
 
 def chosen(name: str) -> list[Path]:
@@ -105,7 +106,7 @@ def with_tables(text: str, folder: str) -> str:
 
 
 def write_tables() -> None:
-    """Write the tables in README and in notebook 00."""
+    """Write the tables in README, in notebook 00 and in the instructor's guide."""
     text = with_tables(README.read_text(encoding="utf-8"), "notebooks/")
     with files.atomic_write(README) as part:
         part.write_text(text, encoding="utf-8")
@@ -115,6 +116,7 @@ def write_tables() -> None:
             cell.source = with_tables(cell.source, "")
     with files.atomic_write(START) as part:
         nbformat.write(start, part)
+    runpy.run_path(str(files.ROOT / "docs" / "guide.py"))["main"]([])
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -126,6 +128,8 @@ def main(argv: list[str] | None = None) -> int:
     os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
     for path in [path for name in names for path in chosen(name)] or paths():
         print(path.relative_to(files.ROOT) if path.is_relative_to(files.ROOT) else path, flush=True)
-        store(path)
+        with tempfile.TemporaryDirectory() as folder:  # no exercise is done, and none is recorded
+            os.environ["BERT_PROGRESS"] = folder
+            store(path)
     write_tables()
     return 0

@@ -1,0 +1,314 @@
+"""Make slides of the notebooks: `python -m helpers slides FOLDER [01 ...]`.
+
+The cells are the notebooks' own, chosen by rule, with the outputs that are stored; nothing is run.
+Each notebook becomes one page for a browser. reveal.js, which turns pages, is got once from a
+package (pinned, checked by SHA-256) and put beside them: showing them needs no network.
+"""
+
+import argparse
+import html
+import itertools
+import math
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from helpers.core import files
+from helpers.models import catalogue, download, locate
+from helpers.tools import notebooks
+
+import nbformat
+from nbconvert import SlidesExporter
+from traitlets.config import Config
+
+DOCS = Path(__file__).parent
+WIDTH, HEIGHT = 1280, 720
+ROOM = 656  # pixels of a slide that its cells may take, by the estimates below
+WIDGET = {"application/vnd.jupyter.widget-view+json"}
+REVEAL = catalogue.Package(
+    name="sphinx-revealjs",
+    version="3.2.1",  # with reveal.js 5.2.0, under the MIT licence
+    archive="sphinx_revealjs-3.2.1-py3-none-any.whl",
+    size=2390529,
+    sha256="805bed3ca459346e0f01967d5ed1c40d6b7b917de1541e1e4566c8341fe7017b",
+    prefix="sphinx_revealjs/_static/revealjs/",
+    files={
+        "LICENSE": "34014800f4126ac2525e224166f099f26628612e95c41f76d70841b63138c989",
+        "dist/reveal.css": "68f915a11ebf7203c0446576b7e952ff61c5dd02134a8a226ffaf62ed42136d2",
+        "dist/reveal.js": "46538b52db48724192f59bf46f5e851a18e302777c46f4a34c32709d010d6a29",
+    },
+)
+PREDICT = "**Predict:**"
+SIGNS = re.compile("[☐☑☒◐]")  # of claims and verdicts
+# Sections for reading at one's desk, by how their headings begin.
+LEFT_OUT = ("Find your error", "How these notebooks work")
+SHORT, PASTED, EXERCISES, SUMMARY = "The short answer", "people paste", "Exercises", "Summary"
+END = "## Going deeper"
+MOST_WORDS = 60  # of an explanation
+
+
+@dataclass
+class Part:
+    """A piece of a notebook that may come on a slide: a text, a cell's code or its outputs."""
+
+    cell: nbformat.NotebookNode
+    height: int  # estimated, in pixels
+    begins: str = "-"  # "slide" and "subslide" begin a new one
+    heading: bool = False
+
+
+def text_height(text: str, per_line: int, pixels: int) -> int:
+    """Return the height in pixels of lines that wrap after so many characters."""
+    return sum(pixels * max(1, math.ceil(len(line) / per_line)) for line in text.splitlines())
+
+
+def markdown(text: str, begins: str = "-", heading: bool = False) -> Part:
+    """Return a part of some Markdown; of a link to another page, the words are left."""
+    text = re.sub(r"(?<!!)\[([^\]]+)\]\((?!http)(?:[^()\s]|\([^()]*\))+\)", r"\1", text)
+    if heading:
+        height = text_height(text, 55, 48) + 30
+    elif text.startswith("!["):
+        height = 470 + text_height("\n".join(text.splitlines()[1:]), 72, 40)
+    else:
+        height = text_height(re.sub(r"\(http[^)]+\)", "", text), 72, 40) + 26
+    return Part(nbformat.v4.new_markdown_cell(text), height, begins, heading)
+
+
+def code(cell: nbformat.NotebookNode) -> Part:
+    """Return a part of a cell's code without its outputs."""
+    height = text_height(cell.source, 104, 24) + 40
+    return Part(nbformat.v4.new_code_cell(cell.source), height, "subslide")
+
+
+def outputs(cell: nbformat.NotebookNode) -> list[Part]:
+    """Return a cell's outputs without its code: together, or where that is too much, each alone."""
+    shown = [one for one in cell.outputs if not WIDGET & one.get("data", {}).keys()]
+    begins = "subslide" if has_figure(cell) else "-"
+    heights = [20 + output_height(output) for output in shown]
+    if sum(heights) <= ROOM:
+        return [Part(output_cell(*shown), sum(heights), begins)] if shown else []
+    pairs = zip(shown, heights, strict=True)
+    return [Part(output_cell(output), height) for output, height in pairs]
+
+
+def output_cell(*shown: nbformat.NotebookNode) -> nbformat.NotebookNode:
+    """Return a cell of outputs, whose (empty) code is not shown."""
+    return nbformat.v4.new_code_cell(metadata={"tags": ["outputs"]}, outputs=list(shown))
+
+
+def has_figure(cell: nbformat.NotebookNode) -> bool:
+    """Return whether a code cell shows a picture."""
+    return any("<img" in output.get("data", {}).get("text/html", "") for output in cell.outputs)
+
+
+def output_height(output: nbformat.NotebookNode) -> int:
+    """Return the height in pixels of one output of a cell."""
+    data = output.get("data", {})
+    shown = data.get("text/html", "")
+    words = " ".join(re.sub(r"<style.*?</style>|<[^>]+>", " ", shown, flags=re.DOTALL).split())
+    if "<img" in shown:
+        return 440 + text_height(words, 90, 33)  # the words are the caption
+    if "<tr" in shown:
+        return table_height(shown)
+    if shown:
+        return 110 * math.ceil(len(words) / 150)  # words that are coloured, with numbers below
+    return 16 + text_height(output.get("text") or data.get("text/plain", ""), 102, 24)
+
+
+def table_height(table: str) -> int:
+    """Return the height in pixels of an HTML table: columns share the width as their texts do."""
+    rows = re.findall(r"<tr.*?</tr>", table, re.DOTALL)
+    lengths = []
+    for row in rows:
+        cells = re.findall(r"<t[hd].*?>(.*?)</t[hd]>", row, re.DOTALL)
+        lengths.append([len(html.unescape(cell)) for cell in cells])
+    widest = [max(column) for column in itertools.zip_longest(*lengths, fillvalue=1)]
+    fits = min(1, 120 / (sum(widest) + 2 * len(widest)))  # 1: each row is one line
+    height = 0
+    for row in lengths:
+        shares = zip(row, widest, strict=False)
+        lines = max(math.ceil(length / max(1, width * fits)) for length, width in shares)
+        height += 8 + 22 * max(1, lines)
+    return height
+
+
+def paragraphs(text: str) -> list[str]:
+    """Cut Markdown into headings, pictures with their captions, code blocks and paragraphs."""
+    special = r"^```.*?^```$|^#+ [^\n]+|^!\[[^\n]+(?:\n+\*[^*\n][^\n]*\*$)?"
+    pattern = rf"(?ms){special}|(?:^(?!#+ |```|!\[)[^\n]*\S[^\n]*(?:\n|\Z))+"
+    return [found.strip() for found in re.findall(pattern, text)]
+
+
+def chosen_text(paragraph: str, section: str, answer: bool) -> Part | None:
+    """Return a paragraph as a part, or None where it is left for reading.
+
+    Args:
+        paragraph: In Markdown, no heading.
+        section: The last heading.
+        answer: Whether it is the first paragraph after a prediction and its run.
+    """
+    table = paragraph.startswith(("|", "<!--"))
+    if section.startswith(LEFT_OUT) or (table and not SIGNS.search(paragraph)):
+        return None
+    if PREDICT in paragraph:
+        asked = paragraph[paragraph.index(PREDICT) :]
+        return markdown(re.sub(r"\s+(?=\([abc]\) )", "\n\n", asked), "subslide")
+    if section.startswith(EXERCISES):
+        return markdown(paragraph, "subslide") if re.match(r"\*\*\d", paragraph) else None
+    if paragraph.startswith("!["):
+        return markdown(paragraph, "subslide")
+    short_answer = answer and len(paragraph.split()) <= MOST_WORDS
+    wanted = section.startswith((SHORT, SUMMARY)) or SIGNS.search(paragraph)
+    if wanted or short_answer:
+        return markdown(paragraph)
+    return None
+
+
+def chosen_code(cell: nbformat.NotebookNode, section: str, near: bool) -> list[Part]:
+    """Return the parts of a code cell that come on a slide.
+
+    Args:
+        cell: The cell.
+        section: The last heading.
+        near: Whether a prediction is about this cell.
+    """
+    if section.startswith((*LEFT_OUT, EXERCISES)) or "from helpers" in cell.source:
+        return []
+    shows_code = near or PASTED in section or section.startswith(SHORT)
+    verdicts = "promised" in section or SIGNS.search(str(cell.outputs))
+    parts = []
+    if shows_code and not has_figure(cell):
+        parts.append(code(cell))
+    if shows_code or has_figure(cell) or verdicts or section.startswith(SUMMARY):
+        parts += outputs(cell)
+    return parts
+
+
+def chosen(notebook: nbformat.NotebookNode) -> Iterator[Part]:
+    """Yield what comes on the slides of a notebook, in order."""
+    section, near = "", False
+    for place, cell in enumerate(notebook.cells):
+        if cell.cell_type == "code":
+            told = asked_next(notebook.cells[place:]) or (near and bool(cell.outputs))
+            yield from chosen_code(cell, section, told)
+            continue
+        answer, near = near, PREDICT in cell.source
+        for paragraph in paragraphs(cell.source):
+            if paragraph.startswith(END):
+                return
+            heading = re.match(r"(#+) (?:\d+\. )?(.+)", paragraph)
+            if heading:
+                section, begins = heading[2], "slide" if len(heading[1]) < 3 else "subslide"
+                yield markdown(paragraph, begins, heading=True)
+            elif place == 0 and not paragraph.startswith("**"):
+                yield markdown(paragraph)
+            elif part := chosen_text(paragraph, section, answer):
+                yield part
+            answer = False
+
+
+def asked_next(cells: list[nbformat.NotebookNode]) -> bool:
+    """Return whether the next text begins with a prediction, which is about the code before it."""
+    texts = (cell.source for cell in cells if cell.cell_type == "markdown")
+    return next(texts, "").startswith(PREDICT)
+
+
+def slides(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
+    """Return a notebook whose cells say which slide they begin; no slide is fuller than ROOM."""
+    made = nbformat.v4.new_notebook(metadata=notebook.metadata)
+    heading, used = None, 0
+    for part in chosen(notebook):
+        if part.heading:
+            heading = part  # it comes once something below it does
+            continue
+        if part.height > ROOM:
+            continue
+        begins = "subslide" if used + part.height > ROOM else part.begins
+        if heading:
+            begins = "subslide" if heading.height + part.height > ROOM else "-"
+            add(made, heading, heading.begins)
+            used, heading = heading.height, None
+        used = part.height + (used if begins == "-" else 0)
+        add(made, part, begins)
+    return made
+
+
+def add(made: nbformat.NotebookNode, part: Part, begins: str) -> None:
+    """Add a part to the slides."""
+    part.cell.metadata["slideshow"] = {"slide_type": begins}
+    made.cells.append(part.cell)
+
+
+def page(path: Path) -> str:
+    """Return the slides of a notebook as HTML, with its pictures in it."""
+    settings = {"enabled": True, "remove_input_tags": ["outputs"]}
+    exporter = SlidesExporter(
+        template_file=str(DOCS / "slides.html.j2"),
+        config=Config(TagRemovePreprocessor=settings),
+        reveal_url_prefix="reveal.js",
+        reveal_theme="tutorial",
+        reveal_width=str(WIDTH),
+        reveal_height=str(HEIGHT),
+        embed_images=True,
+        exclude_input_prompt=True,
+        exclude_output_prompt=True,
+        exclude_anchor_links=True,
+    )
+    resources = {"metadata": {"path": str(path.parent), "name": path.stem}}
+    notebook = slides(nbformat.read(path, as_version=4))
+    return exporter.from_notebook_node(notebook, resources)[0]
+
+
+def put_reveal(folder: Path) -> None:
+    """Put reveal.js and the look of the slides into a folder, from this machine or the network.
+
+    Raises:
+        AssetError: If reveal.js cannot be had.
+    """
+    asset = catalogue.Asset("reveal.js", "reveal.js", REVEAL.size, "MIT", package=REVEAL)
+    if not locate.locate(asset):
+        (locate.package_folder(REVEAL) / "dist").mkdir(parents=True, exist_ok=True)
+    source = download.obtain(asset).folder
+    (folder / "dist" / "theme").mkdir(parents=True, exist_ok=True)
+    for file in REVEAL.files:
+        shutil.copyfile(source / file, folder / file)
+    shutil.copyfile(DOCS / "slides.css", folder / "dist" / "theme" / "tutorial.css")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Write the slides; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m helpers slides", description=__doc__)
+    parser.add_argument("folder", type=Path, help="where the pages are written")
+    lessons = {lesson.number: lesson for lesson in notebooks.lessons()}
+    parser.add_argument("numbers", nargs="*", help="such as 01; default: all")
+    given = parser.parse_args(argv)
+    chosen_ones = [number.zfill(2) for number in given.numbers] or list(lessons)
+    if unknown := sorted(set(chosen_ones) - set(lessons)):
+        parser.error(f"there is no notebook {unknown[0]}; there are {', '.join(lessons)}")
+    try:
+        put_reveal(given.folder / "reveal.js")
+    except catalogue.AssetError as error:
+        cause = str(error).partition(" Way out:")[0]
+        print(
+            f"{cause} Run this once where there is a network; later runs need none, and the "
+            f"slides themselves never do. Or put {REVEAL.archive} into a folder and name the "
+            "folder in PIP_FIND_LINKS.",
+            file=sys.stderr,
+        )
+        return 1
+    except OSError as error:
+        print(f"The slides cannot be written: {error}", file=sys.stderr)
+        return 1
+    for number in chosen_ones:
+        target = given.folder / f"{lessons[number].path.stem}.html"
+        with files.atomic_write(target) as part:
+            part.write_text(page(lessons[number].path), encoding="utf-8")
+        print(target)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
