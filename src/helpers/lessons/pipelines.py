@@ -40,8 +40,7 @@ RIGHT = {"cascade": 0.9, "fast cascade": 0.85}
 def write_files(folder: str | Path) -> dict[str, int]:
     """Write teacher and students as ONNX files, the students in int8 as well; returns their bytes.
 
-    Exporting takes several times a model's memory: a process of its own gives all of it back. Both
-    students are small and share one.
+    Exporting takes several times a model's memory: a process of its own gives all of it back.
     """
     files = []
     for names in (["teacher"], ["first-token"], list(sentiment.LAYERS)):

@@ -46,9 +46,8 @@ def show_padding(ways: dict[str, tuple]) -> None:
     panels[0].set_ylabel("texts")
     panels[0].invert_yaxis()
     panels[-1].legend(loc="lower right")
-    caption = "The coloured area is the work: all that is orange is computed for nothing."
-    alt = "A panel for each way, with a bar of tokens for each text, blue where it is text and "
-    plots.show(fig, caption, f"{alt}orange where it is padding: {'; '.join(shares)}.")
+    alt = f"A bar of tokens for each text, blue, and its padding, orange: {'; '.join(shares)}."
+    plots.show(fig, "The coloured area is the work; what is orange is computed for nothing.", alt)
 
 
 def show_limits(limits: dict, measured: dict[str, dict], best: str, rate: float) -> None:
@@ -81,9 +80,5 @@ def show_limits(limits: dict, measured: dict[str, dict], best: str, rate: float)
         axis.set_major_formatter("{x:,.0f}")
     ax.legend(loc="lower right", bbox_to_anchor=(1, 0.1))
     few = "In small batches all GPUs share one limit, what Python launches"
-    ends = ", ".join(f"{gpu} {table.min(axis=1).iloc[-1]:,.0f}" for gpu, table in limits.items())
-    alt = (
-        "Texts a second over the batch, both on log scales: one rising line, which forks into one "
-    )
-    alt += f"for each GPU; in the largest batch {ends}. Dashed, below: {best}, {rate:,.0f}."
+    alt = f"Texts a second over the batch, a line for each GPU; dashed: {best}, {rate:,.0f}."
     plots.show(fig, f"{few}; large batches tell them apart.", alt)

@@ -6,19 +6,12 @@ import ipywidgets
 
 
 class _Explorer(ipywidgets.VBox):
-    what = ""
-
     def __repr__(self) -> str:  # stands in the stored page, where no widget can
         return f"({self.what}. Run the notebook to use it.)"
 
 
-def explorer(
-    controls: Iterable[ipywidgets.Widget], show: Callable[[], str], what: str
-) -> ipywidgets.VBox:
-    """Show controls, and below them what `show` returns (HTML) for what they are set to.
-
-    A stored page says `what` instead, in at most 80 characters: ipywidgets would cut it.
-    """
+def explorer(controls: Iterable, show: Callable[[], str], what: str) -> ipywidgets.VBox:
+    """Show controls, and below them `show()` (HTML); a stored page says `what` in their place."""
     out = ipywidgets.HTML()
 
     def update(_=None) -> None:

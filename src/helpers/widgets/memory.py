@@ -47,8 +47,8 @@ def picture(peak: memory.Peak, title: str) -> str:
     axes.legend(ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.35), fontsize=9)
     gpus = ", ".join(f"{size} GiB: {peak.verdict(size)}" for size in SIZES)
     parts = ", ".join(f"{name} {size / 2**30:.2f}" for name, size in peak.terms.items())
-    caption = f"{title}: {left:.2f} GiB, reached in the {peak.moment}. {gpus}."
-    return plots.html(fig, caption, f"A bar of stacked parts in GiB: {parts}.")
+    said = f"{title}: {left:.2f} GiB, reached in the {peak.moment}. {gpus}."
+    return plots.html(fig, said, f"A bar of stacked parts in GiB: {parts}.")
 
 
 def memory_explorer() -> ipywidgets.VBox:

@@ -39,8 +39,7 @@ def quantization_picture(
     said = f"{bits} bits, {'symmetric' if symmetric else 'asymmetric'}, {kind}: {len(q)} levels; "
     said += f"{zeros:.0%} become 0; largest error {numpy.abs(weights - restored).max():.4f}, "
     said += f"root mean square {share:.2%} of the weights' own."
-    alt = f"Histogram of the weights from {-reach:.2g} to {reach:.2g}, most of them near 0, "
-    return plots.html(fig, said, alt + f"crossed by {len(levels)} red lines, the levels.")
+    return plots.html(fig, said, f"Histogram of weights, crossed by {len(levels)} red lines.")
 
 
 def quantization_explorer(weights: numpy.ndarray) -> ipywidgets.VBox:
@@ -51,8 +50,5 @@ def quantization_explorer(weights: numpy.ndarray) -> ipywidgets.VBox:
         ipywidgets.Checkbox(True, description="symmetric"),
         ipywidgets.Dropdown(options=scales, description="a scale for"),
     ]
-
-    def show() -> str:
-        return quantization_picture(weights, *(control.value for control in controls))
-
+    show = lambda: quantization_picture(weights, *(c.value for c in controls))  # noqa: E731
     return explorer(controls, show, "Controls for bits, symmetry and scales, and the picture")

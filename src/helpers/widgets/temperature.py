@@ -37,9 +37,7 @@ def temperature_picture(logits, temperature: float) -> str:
         f"{temperature**2 * gradient:.3f}."
     )
     plain = ", ".join(f"{share:.3f}" for share in softened(logits, 1.0)[0])
-    listed = ", ".join(f"{logit:g}" for logit in logits)
-    alt = f"Two bars for each of the logits {listed}: at T = 1 of the heights {plain}, "
-    return plots.html(fig, caption, alt + f"at T = {temperature:.3g} of {shares}.")
+    return plots.html(fig, caption, f"Bars at T = 1: {plain}; at T = {temperature:.3g}: {shares}.")
 
 
 def temperature_explorer() -> ipywidgets.VBox:
