@@ -9,10 +9,10 @@ import tempfile
 import warnings
 from pathlib import Path
 
-from helpers.core import files, tensors
+from helpers.core import tensors
 from helpers.lessons import device_errors, placement
 from helpers.recipes import device_placement
-from helpers.tools import cli
+from helpers.tools import cli, notebooks
 
 import accelerate
 import pytest
@@ -346,7 +346,7 @@ def test_the_sections_to_read_are_there():
     rows = [row["read"] for row in device_errors.KNOWN["other"] if "read" in row]
     rows.append(device_errors.PLACEMENT.removeprefix("notebook ").replace(": ", " "))
     for notebook, _, heading in (row.partition(" ") for row in rows):
-        (path,) = (files.ROOT / "notebooks").glob(f"{notebook}_*.ipynb")
+        (path,) = (page for page in notebooks.pages() if page.name.startswith(notebook))
         cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
         lines = "".join("".join(cell["source"]) + "\n" for cell in cells).splitlines()
         assert any(re.fullmatch(rf"##+ (\d+\. )?{re.escape(heading)}", line) for line in lines), (
