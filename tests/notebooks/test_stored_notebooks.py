@@ -59,6 +59,8 @@ def _spoiled(path, value):
 OUTPUTS, PNG = ["cells", 2, "outputs"], {"image/png": "iVBOR"}
 ERROR = {"output_type": "error", "ename": "E", "evalue": ""}
 BARE = {"text/html": '<img src="data:x">'}
+TWICE = {"text/html": '<img src="data:x" alt="A line."><figcaption>A line.</figcaption>'}
+WIDGET = {"application/vnd.jupyter.widget-view+json": {}, "text/plain": "VBox(children=(Text(),))"}
 BAD_STORED = {
     "case_94_author's_kernel": (["metadata", "kernelspec"], {"name": "conda-x-py"}, "kernelspec"),
     "case_94_no_kernel": (["metadata"], {}, "kernelspec"),
@@ -76,6 +78,8 @@ BAD_STORED = {
     "ignored_without_assertion": (["cells", 3, "source"], "x = 1", "assertion"),
     "picture": (OUTPUTS, [{"output_type": "display_data", "data": PNG}], "alternative text"),
     "html_picture": (OUTPUTS, [{"output_type": "display_data", "data": BARE}], "alternative text"),
+    "one_text_twice": (OUTPUTS, [{"output_type": "display_data", "data": TWICE}], "repeats"),
+    "widget": (OUTPUTS, [{"output_type": "display_data", "data": WIDGET}], "widget's place"),
 }
 BAD_PAGE = {
     "long_cell": (["cells", 2, "source"], "x = 1\n" * 26, "26 lines"),
@@ -121,6 +125,19 @@ def test_a_notebook_alone_says_what_it_lacks(path, tmp_path):
         assert said.splitlines()[-1] == f"ImportError: {way_out}"
         assert said.count("Traceback") == 1
         (tmp_path / "helpers.py").touch()
+
+
+def test_the_short_answer_is_the_first_code_of_its_own_below_the_heading():
+    cells = [
+        "## The short answer\n\nSo:",
+        "from helpers import x",
+        "import torch\n\nx = 1",
+        "y = 2",
+    ]
+    kinds = ["markdown", *["code"] * 3]
+    page = [{"cell_type": k, "source": text} for k, text in zip(kinds, cells, strict=True)]
+    assert checks.short_answer({"cells": page}) == "import torch\n\nx = 1"
+    assert checks.short_answer({"cells": page[1:]}) == ""
 
 
 def test_storing_writes_the_repository_into_the_first_cell_once_there_is_one(tmp_path, monkeypatch):

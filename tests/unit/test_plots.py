@@ -32,16 +32,17 @@ def figure():
     return fig
 
 
-def test_the_sentence_is_alternative_text_and_caption(figure):
-    sentence = 'Memory grows with length: "512" needs > 4 times & more than <128>.'
-    page = Page(plots.html(figure, sentence))
+def test_the_caption_stands_below_and_the_alternative_text_in_the_picture(figure):
+    caption = 'Memory grows with length: "512" needs > 4 times & more than <128>.'
+    alt = 'A line from "1" to <3>.'
+    page = Page(plots.html(figure, caption, alt))
     (image,) = page.images
-    assert image["alt"] == sentence
-    assert "".join(page.words) == sentence
+    assert image["alt"] == alt
+    assert "".join(page.words) == caption
 
 
 def test_the_picture_is_a_png_of_the_stated_size_and_the_figure_is_closed(figure):
-    (image,) = Page(plots.html(figure, "A line.")).images
+    (image,) = Page(plots.html(figure, "It rises.", "A line.")).images
     kind, data = image["src"].split(",", 1)
     png = base64.b64decode(data, validate=True)
     assert kind == "data:image/png;base64"
@@ -58,7 +59,7 @@ def test_show_displays_html_and_returns_nothing(figure, monkeypatch):
 
     shown = []
     monkeypatch.setattr(IPython.display, "display", shown.append)
-    assert plots.show(figure, "A line.") is None
+    assert plots.show(figure, "It rises.", "A line.") is None
     assert re.match(r"<figure.*</figure>$", shown[0].data, re.DOTALL)
 
 

@@ -23,22 +23,22 @@ matplotlib.rc("grid", color="#dddddd")
 matplotlib.rc("legend", frameon=False)
 
 
-def html(fig: Figure, alt: str) -> str:
-    """Return a figure as HTML, closed; a sentence is its alternative text and its caption."""
+def html(fig: Figure, caption: str, alt: str) -> str:
+    """Return a figure as HTML, closed; the caption interprets, the alternative text describes."""
     png = io.BytesIO()
     # A margin on white, so that axis labels can also be read on JupyterLab's dark theme.
     fig.savefig(png, format="png", dpi=110, facecolor="white", bbox_inches="tight", pad_inches=0.15)
     plt.close(fig)
     source = "data:image/png;base64," + base64.b64encode(png.getvalue()).decode("ascii")
-    text = _html.escape(alt.strip(), quote=True)
+    caption, alt = (_html.escape(text.strip(), quote=True) for text in (caption, alt))
     return (
-        f'<figure style="margin: 0"><img src="{source}" alt="{text}" style="max-width: 100%">'
-        f"<figcaption>{text}</figcaption></figure>"
+        f'<figure style="margin: 0"><img src="{source}" alt="{alt}" style="max-width: 100%">'
+        f"<figcaption>{caption}</figcaption></figure>"
     )
 
 
-def show(fig: Figure, alt: str) -> None:
+def show(fig: Figure, caption: str, alt: str) -> None:
     """Display a figure as `html` does: JupyterLab gives pictures no text alternative."""
     from IPython.display import HTML, display
 
-    display(HTML(html(fig, alt)))
+    display(HTML(html(fig, caption, alt)))

@@ -42,18 +42,24 @@ def write_files(folder: str | Path) -> dict[str, int]:
 
     Exporting takes several times a model's memory: a process of its own gives all of it back.
     """
-    sizes = {}
+    files = []
+    for names in (["teacher"], ["first-token"], list(sentiment.LAYERS)):
+        files += processes.run_in_subprocess(write, names, folder)
+    return {path.name: path.stat().st_size for path in files}
+
+
+def write(names: list[str], folder: str | Path) -> list[Path]:
+    """Write models of `sentiment.export`, students in int8 as well; returns the files."""
+    files = []
     # CPUs that add products of bytes in 16 bits need weights of 7 bits; an unknown one gets them.
     narrow = not machine.has_int8_dot_product()
-    for name in ("teacher", "first-token", *sentiment.LAYERS):
-        path, int8 = (Path(folder) / f"{name}{suffix}" for suffix in (".onnx", ".int8.onnx"))
-        processes.run_in_subprocess(sentiment.export, name, path)
-        sizes[path.name] = path.stat().st_size
+    for name in names:
+        files.append(Path(folder) / f"{name}.onnx")
+        sentiment.export(name, files[-1])
         if name in sentiment.LAYERS:
-            options = {"reduced_range": narrow}
-            processes.run_in_subprocess(quantize_onnx.onnx_dynamic, path, int8, **options)
-            sizes[int8.name] = int8.stat().st_size
-    return sizes
+            files.append(files[-1].with_suffix(".int8.onnx"))
+            quantize_onnx.onnx_dynamic(files[-2], files[-1], reduced_range=narrow)
+    return files
 
 
 def one_by_one(model, tokenizer, texts, padding=False):

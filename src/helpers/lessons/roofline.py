@@ -46,7 +46,8 @@ def show_padding(ways: dict[str, tuple]) -> None:
     panels[0].set_ylabel("texts")
     panels[0].invert_yaxis()
     panels[-1].legend(loc="lower right")
-    plots.show(fig, f"The coloured area is the work. Padding's share of it: {'; '.join(shares)}.")
+    alt = f"A bar of tokens for each text, blue, and its padding, orange: {'; '.join(shares)}."
+    plots.show(fig, "The coloured area is the work; what is orange is computed for nothing.", alt)
 
 
 def show_limits(limits: dict, measured: dict[str, dict], best: str, rate: float) -> None:
@@ -79,4 +80,5 @@ def show_limits(limits: dict, measured: dict[str, dict], best: str, rate: float)
         axis.set_major_formatter("{x:,.0f}")
     ax.legend(loc="lower right", bbox_to_anchor=(1, 0.1))
     few = "In small batches all GPUs share one limit, what Python launches"
-    plots.show(fig, f"{few}; large batches tell them apart. Dashed: {best}, {rate:,.0f} texts/s.")
+    alt = f"Texts a second over the batch, a line for each GPU; dashed: {best}, {rate:,.0f}."
+    plots.show(fig, f"{few}; large batches tell them apart.", alt)

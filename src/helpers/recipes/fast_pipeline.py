@@ -20,9 +20,8 @@ def open_session(
 ) -> onnxruntime.InferenceSession:
     """Open an ONNX file whose threads sleep while they wait.
 
-    A session of one thread may be called from several threads at the same time: with short texts
-    that is faster than one batch on all CPUs. Raises RuntimeError if the provider is not in use;
-    ONNX Runtime itself falls back to the CPU.
+    A session of one thread may be called from several threads at once: with short texts faster than
+    one batch on all CPUs. Raises RuntimeError where ONNX Runtime would fall back to the CPU.
     """
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
@@ -73,26 +72,26 @@ def classify(
     return answers[np.argsort(np.concatenate(groups))]  # in the order of the texts
 
 
-def train_baseline(texts: Sequence[str], labels: Sequence[int], wanted: float = 0.9):
-    """Return TF-IDF of one and two words with logistic regression, and when it counts as sure.
-
-    It is sure from where held-out texts are right as often as wanted; all classes weigh the same.
-    """
-    from sklearn.feature_extraction.text import TfidfVectorizer  # what answers needs none of it
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.model_selection import cross_val_predict
-    from sklearn.pipeline import make_pipeline
-
-    if set(labels) != set(range(len(set(labels)))):
+def sure_from(held_out: np.ndarray, labels: Sequence[int], wanted: float = 0.9) -> float:
+    """Return from which of the probabilities (texts, classes) on they are right often enough."""
+    if set(labels) != set(range(held_out.shape[1])):
         raise ValueError("number the labels from 0, in the order of BERT's classes")
-    words = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True)
-    baseline = make_pipeline(words, LogisticRegression(C=10, max_iter=300))
-    held_out = cross_val_predict(baseline, texts, labels, method="predict_proba")
     sure, right = held_out.max(1), held_out.argmax(1) == np.asarray(labels)
     levels, place = np.unique(-sure, return_inverse=True)  # the surest first
-    weight = 1 / np.bincount(labels)[labels]
+    weight = 1 / np.bincount(labels)[labels]  # a rare class counts as much as a frequent one
     right_of, all_of = (np.bincount(place, part).cumsum() for part in (weight * right, weight))
-    return baseline.fit(texts, labels), -max(levels[right_of / all_of >= wanted], default=-np.inf)
+    return -max(levels[right_of / all_of >= wanted], default=-np.inf)
+
+
+def train_baseline(texts: Sequence[str], labels: Sequence[int], wanted: float = 0.9):
+    """Return TF-IDF with logistic regression, fitted, and from where on it is sure."""
+    from sklearn import linear_model, model_selection, pipeline  # what answers needs none of it
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    words = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True)
+    baseline = pipeline.make_pipeline(words, linear_model.LogisticRegression(C=10, max_iter=300))
+    held_out = model_selection.cross_val_predict(baseline, texts, labels, method="predict_proba")
+    return baseline.fit(texts, labels), sure_from(held_out, labels, wanted)
 
 
 def cascade(texts: Sequence[str], baseline, threshold: float, answer_rest) -> np.ndarray:

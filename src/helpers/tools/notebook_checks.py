@@ -22,6 +22,8 @@ _DEBRIS = re.compile(r"\d+%\|[█▏▎▍▌▋▊▉ ]*|\d+(?:\.\d+)?(?:it|B|k
 _MAGIC = re.compile(r"^\s*[!%]|\bget_ipython\(\)\.(?:system|run_(?:line|cell)_magic)", re.MULTILINE)
 _IMAGE = re.compile(r"!\[([^\]]*)\]\(|<img\b(?![^>]*\balt=\"[^\"]+\")")
 _PICTURE = re.compile(r"<img\b(?![^>]*\balt=\"[^\"]+\")")
+_REPEATED = re.compile(r'alt="([^"]+)"[^>]*>\s*<figcaption[^>]*>\1<')
+_SHORT_ANSWER = 12  # lines that are not blank
 _LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)\s]+)\)")
 
 
@@ -81,6 +83,11 @@ def _check_outputs(cell: dict) -> list[str]:
     for data in (output.get("data", {}) for output in outputs):
         if "image/png" in data or _PICTURE.search("".join(data.get("text/html", ""))):
             faults.append("shows a picture without alternative text")
+        if _REPEATED.search("".join(data.get("text/html", ""))):
+            faults.append("has a caption that repeats the alternative text: one interprets")
+        said = "".join(data.get("text/plain", ""))
+        if any("widget-view" in kind for kind in data) and not re.fullmatch(r"\([A-Z].*\.\)", said):
+            faults.append("stores no sentence in a widget's place: use widgets.frame.explorer")
     return faults
 
 
@@ -123,6 +130,17 @@ def _check_headings(prose: str) -> list[str]:
     return faults
 
 
+def short_answer(notebook: dict) -> str:
+    """Return the first code below the heading *The short answer* that has none of our helpers."""
+    begun = False
+    for cell in notebook["cells"]:
+        text = source(cell)
+        begun = begun or "\n## The short answer" in f"\n{text}"
+        if begun and cell["cell_type"] == "code" and "from helpers" not in text:
+            return text
+    return ""
+
+
 def check_lesson(path: Path) -> list[str]:
     """Find faults of a lesson as a lesson: its opening, exercises, summary, solutions."""
     notebook = load(path)
@@ -140,6 +158,9 @@ def check_lesson(path: Path) -> list[str]:
     for name in ("Exercises", "Summary"):
         if f"\n## {name}" not in "\n" + prose:
             faults.append(f"no section '{name}'")
+    answer = [line for line in short_answer(notebook).splitlines() if line.strip()]
+    if not 0 < len(answer) <= _SHORT_ANSWER:
+        faults.append(f"the short answer has {len(answer)} lines, not 1 to {_SHORT_ANSWER}")
     if len(re.findall(r"exercises\.check_", code)) < 2:
         faults.append("fewer than two exercises are checked")
     if not (path.parent / "solutions" / path.name).exists():

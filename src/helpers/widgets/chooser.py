@@ -40,11 +40,13 @@ def cascade_picture(table, curve, threshold: float) -> str:
     words += f"{100 * chosen['accuracy']:.1f} % are right, {chosen['ms']:.3f} ms a text, a million "
     words += f"in {1e6 * chosen['ms'] / 6e4:.1f} minutes. "
     words += f"cascade(texts, baseline, threshold={chosen['threshold']:.2f}, answer_rest=student)"
-    return plots.html(fig, words)
+    shares = ", ".join(f"{name} {share:.1%}" for name, share in table["accuracy"].items())
+    return plots.html(fig, words, f"Accuracy over milliseconds a text, a dot for each: {shares}.")
 
 
 def cascade_explorer(table, curve, threshold: float) -> ipywidgets.VBox:
     """Return a slider for the threshold, and below it the `cascade_picture`."""
     options = {"min": 0.5, "max": 1.0, "step": 0.01, "description": "threshold"}
     slider = ipywidgets.FloatSlider(threshold, continuous_update=False, **options)
-    return explorer([slider], lambda: cascade_picture(table, curve, slider.value))
+    what = "A slider for the threshold, and the figure for it"
+    return explorer([slider], lambda: cascade_picture(table, curve, slider.value), what)

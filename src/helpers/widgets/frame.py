@@ -5,8 +5,13 @@ from collections.abc import Callable, Iterable
 import ipywidgets
 
 
-def explorer(controls: Iterable[ipywidgets.Widget], show: Callable[[], str]) -> ipywidgets.VBox:
-    """Show controls, and below them what `show` returns (HTML) for what they are set to."""
+class _Explorer(ipywidgets.VBox):
+    def __repr__(self) -> str:  # stands in the stored page, where no widget can
+        return f"({self.what}. Run the notebook to use it.)"
+
+
+def explorer(controls: Iterable, show: Callable[[], str], what: str) -> ipywidgets.VBox:
+    """Show controls, and below them `show()` (HTML); a stored page says `what` in their place."""
     out = ipywidgets.HTML()
 
     def update(_=None) -> None:
@@ -15,4 +20,6 @@ def explorer(controls: Iterable[ipywidgets.Widget], show: Callable[[], str]) -> 
     for control in controls:
         control.observe(update, "value")
     update()
-    return ipywidgets.VBox([*controls, out])
+    box = _Explorer([*controls, out])
+    box.what = what
+    return box

@@ -46,7 +46,9 @@ def picture(peak: memory.Peak, title: str) -> str:
         label.set(color=verdicts[peak.verdict(size)], fontweight="bold")
     axes.legend(ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.35), fontsize=9)
     gpus = ", ".join(f"{size} GiB: {peak.verdict(size)}" for size in SIZES)
-    return plots.html(fig, f"{title}: {left:.2f} GiB, reached in the {peak.moment}. {gpus}.")
+    parts = ", ".join(f"{name} {size / 2**30:.2f}" for name, size in peak.terms.items())
+    said = f"{title}: {left:.2f} GiB, reached in the {peak.moment}. {gpus}."
+    return plots.html(fig, said, f"A bar of stacked parts in GiB: {parts}.")
 
 
 def memory_explorer() -> ipywidgets.VBox:
@@ -72,4 +74,4 @@ def memory_explorer() -> ipywidgets.VBox:
         code = f'predict_peak("{model}", {batch}, {length}, device="cuda"{written})'
         return picture(peak, code)
 
-    return frame.explorer(controls.values(), show)
+    return frame.explorer(controls.values(), show, "Six controls, and the bar for your choice")

@@ -38,7 +38,8 @@ def quantization_picture(
     share = numpy.sqrt(square / max(numpy.mean(numpy.square(weights)), 1e-300))
     said = f"{bits} bits, {'symmetric' if symmetric else 'asymmetric'}, {kind}: {len(q)} levels; "
     said += f"{zeros:.0%} become 0; largest error {numpy.abs(weights - restored).max():.4f}, "
-    return plots.html(fig, said + f"root mean square {share:.2%} of the weights' own.")
+    said += f"root mean square {share:.2%} of the weights' own."
+    return plots.html(fig, said, f"Histogram of weights, crossed by {len(levels)} red lines.")
 
 
 def quantization_explorer(weights: numpy.ndarray) -> ipywidgets.VBox:
@@ -49,4 +50,5 @@ def quantization_explorer(weights: numpy.ndarray) -> ipywidgets.VBox:
         ipywidgets.Checkbox(True, description="symmetric"),
         ipywidgets.Dropdown(options=scales, description="a scale for"),
     ]
-    return explorer(controls, lambda: quantization_picture(weights, *(c.value for c in controls)))
+    show = lambda: quantization_picture(weights, *(c.value for c in controls))  # noqa: E731
+    return explorer(controls, show, "Controls for bits, symmetry and scales, and the picture")

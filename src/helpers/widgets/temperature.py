@@ -36,7 +36,8 @@ def temperature_picture(logits, temperature: float) -> str:
         f"{most:.2f} bits. Gradient for an undecided student: {gradient:.3f}, with the factor T² "
         f"{temperature**2 * gradient:.3f}."
     )
-    return plots.html(fig, caption)
+    plain = ", ".join(f"{share:.3f}" for share in softened(logits, 1.0)[0])
+    return plots.html(fig, caption, f"Bars at T = 1: {plain}; at T = {temperature:.3g}: {shares}.")
 
 
 def temperature_explorer() -> ipywidgets.VBox:
@@ -52,4 +53,4 @@ def temperature_explorer() -> ipywidgets.VBox:
         *logits, temperature = (control.value for control in controls)
         return temperature_picture(logits, temperature)
 
-    return explorer(controls, show)
+    return explorer(controls, show, "Sliders for three logits and the temperature, and the bars")

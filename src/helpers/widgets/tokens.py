@@ -29,12 +29,7 @@ def coloured(words: Sequence[str], shares: Sequence[float], caption: str) -> str
     return f'<figure style="{style}">{tokens}{said}</figure>'
 
 
-class _TextExplorer(ipywidgets.VBox):
-    def __repr__(self) -> str:  # stands in the stored page, where no widget can
-        return "(A text field, recoloured while you type. Run the notebook to use it.)"
-
-
 def text_explorer(show: Callable[[str], str], text: str) -> ipywidgets.VBox:
     """Return a text field above what `show` makes of its text (HTML), anew at every letter."""
     field = ipywidgets.Text(text, description="your text", layout={"width": "95%"})
-    return _TextExplorer(explorer([field], lambda: show(field.value)).children)
+    return explorer([field], lambda: show(field.value), "A text field, recoloured while you type")
