@@ -491,16 +491,21 @@ def test_nothing_in_a_file_ever_runs(model, tmp_path, legacy, monkeypatch):
     assert mark.exists()  # it would have worked
 
 
-@pytest.mark.parametrize("form", ["zip", "legacy"])
-def test_case_38_a_whole_model_needs_its_class(tmp_path, run_python, form):
-    path = tmp_path / "whole.pth"
-    code = "import sys, torch\nclass Net(torch.nn.Linear): pass\n"
-    code += f"torch.save(Net(2, 2), sys.argv[1], _use_new_zipfile_serialization={form == 'zip'})"
-    run_python(code, path, PYTHONWARNINGS="ignore")
-    assert checkpoint_files.inspect(path).whole == "__main__.Net"
-    refused(path, "whole model", "__main__.Net", "state_dict()")
-    with pytest.raises(AttributeError, match="__main__"):
-        torch.load(path, weights_only=False)
+def test_case_38_a_whole_model_needs_its_class(tmp_path, run_python):
+    code = """
+        import sys, torch
+        class Net(torch.nn.Linear): pass
+        for path, form in zip(sys.argv[1:], (True, False)):
+            torch.save(Net(2, 2), path, _use_new_zipfile_serialization=form)
+    """
+    paths = [tmp_path / "zip.pth", tmp_path / "legacy.pth"]
+    run_python(code, *paths, PYTHONWARNINGS="ignore")
+    for path in paths:
+        look = checkpoint_files.inspect(path)
+        assert (look.format, look.whole) == (path.stem, "__main__.Net")
+        refused(path, "whole model", "__main__.Net", "state_dict()")
+        with pytest.raises(AttributeError, match="__main__"):
+            torch.load(path, weights_only=False)
 
 
 def rewritten(path, change=lambda name, data: data, compression=zipfile.ZIP_STORED):
@@ -518,9 +523,7 @@ def half(whole):
 
 BROKEN = [
     ("zip", lambda whole: b"", r"\(0 bytes\) is incomplete"),
-    ("zip", lambda whole: whole[:10], r"\(10 bytes\) is incomplete"),
     ("zip", half, "is incomplete"),
-    ("zip", lambda whole: whole[:-1], "is incomplete|is corrupted"),
     ("zip", lambda whole: whole[:3000] + b"\0" * 500 + whole[3500:], "Bad CRC|checksum"),
     ("zip", lambda whole: b"version https://git-lfs.github.com/spec/v1\noid", "Git LFS pointer"),
     ("zip", lambda whole: b"<!DOCTYPE html><html><title>Sign in</title>", "web page"),
@@ -530,9 +533,7 @@ BROKEN = [
     ("zip", lambda whole: pickle.dumps({"w": np.zeros(3)}), "plain pickle"),
     ("zip", lambda whole: b"PK\x03\x04 PK\x05\x06" + whole[:100], "zip archive|incomplete"),
     ("legacy", half, "is incomplete"),
-    ("legacy", lambda whole: whole[:-1], "is incomplete"),
     ("safetensors", half, "is incomplete"),
-    ("safetensors", lambda whole: whole[:-1], "is incomplete"),
     ("safetensors", lambda whole: whole[:100] + b"\0" * 500 + whole[600:], "is corrupted"),
 ]
 
@@ -717,38 +718,6 @@ def test_case_39_an_optimizers_state_is_loaded_whole_or_refused(tmp_path):
     refused(saved(wanted.state_dict(), path), "an optimizer's state without weights")
 
 
-def test_placeholders_of_zero_3_are_named_in_a_few_words(model, tmp_path):
-    empty = {name: torch.empty(0) for name in model.state_dict()}
-    content = {"module": empty, "ds_version": "0.17.0", "param_shapes": [{}], "optimizer": None}
-    path = saved(content, tmp_path / "mp_rank_00_model_states.pt")
-    error = refused(path, "DeepSpeed", "zero_to_fp32.py", "others do not fit either")
-    assert len(str(error)) < 1000
-
-
-def test_one_process_of_several_is_named(tmp_path, run_python):
-    code = """
-import os, sys, torch
-from torch import distributed
-from torch.distributed import checkpoint
-from torch.distributed.fsdp import fully_shard
-meet = f"file://{sys.argv[1]}/meet"
-distributed.init_process_group("gloo", init_method=meet, rank=0, world_size=1)
-mesh = distributed.device_mesh.init_device_mesh("cpu", (1,))
-net = fully_shard(torch.nn.Linear(2, 2), mesh=mesh)
-torch.save(net.state_dict(), sys.argv[1] + "/rank0.pt")
-checkpoint.save(net.state_dict(), checkpoint_id=sys.argv[1] + "/dcp")
-distributed.destroy_process_group()
-"""
-    run_python(code, tmp_path, PYTHONWARNINGS="ignore")
-    import torch.distributed.tensor  # after it, torch itself would load the file
-
-    for options in ({}, {"allow_globals": [torch.distributed.tensor.DTensor]}):
-        error = refused(tmp_path / "rank0.pt", "one process", "full_state_dict=True", **options)
-        assert "allow_globals" not in str(error)
-    refused(tmp_path / "dcp", "distributed checkpoint", "dcp_to_torch")
-    assert torch.distributed.tensor
-
-
 def zipped(path, *names):
     with zipfile.ZipFile(path, "w") as archive:
         for name in names:
@@ -766,6 +735,7 @@ FOREIGN = [
     ("arrays.npz", ("w.npy",), "numpy.load"),
     ("model.zip", ("bert/config.json", "bert/model.safetensors"), "unpack it"),
     ("deepspeed", ("zero_to_fp32.py", "latest"), "DeepSpeed"),
+    ("dcp", (".metadata", "__0_0.distcp"), "distributed checkpoint"),
     ("tf", ("bert_model.ckpt.index", "bert_config.json"), "TensorFlow checkpoint"),
     ("saved", ("saved_model.pb", "variables"), "SavedModel"),
     ("models--bert", ("blobs", "refs", "snapshots"), "snapshots/"),

@@ -2,12 +2,11 @@
 
 import shutil
 
-from conftest import TINY
 from helpers.core import machine
 from helpers.core.quiet import quiet
 from helpers.lessons import onnx_export, onnx_inference, quantize_onnx
 from helpers.models import batching
-from helpers.recipes.onnx_export import INPUTS, OLDER, to_program
+from helpers.recipes.onnx_export import INPUTS, OLDER, OPSET, to_program
 
 import numpy as np
 import onnx
@@ -187,18 +186,6 @@ def test_case_47_large_weights_get_a_second_file_and_move_together(model, path, 
     assert onnx_export.parity(model, onnx_inference.session(there / "model.onnx"), lengths=(7,)).ok
 
 
-def test_case_47_renaming_both_files_is_told_apart(two_files, tmp_path):
-    there = tmp_path / "there"
-    there.mkdir()
-    for file, name in zip(two_files, ("other.onnx", "other.onnx.data"), strict=True):
-        shutil.copy(file, there / name)
-    with pytest.raises(RuntimeError, match=r"^other.onnx: .*model\.onnx\.data.*written inside"):
-        onnx_inference.session(there / "other.onnx")
-    with pytest.raises(FileNotFoundError, match=r"model\.onnx\.data.*written inside"):
-        quantize_onnx.onnx_dynamic(there / "other.onnx", there / "int8.onnx")
-    assert not (there / "int8.onnx").exists()
-
-
 def test_case_47_links_of_the_hubs_cache_are_followed(two_files, tmp_path):
     blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshot"
     blobs.mkdir()
@@ -211,24 +198,6 @@ def test_case_47_links_of_the_hubs_cache_are_followed(two_files, tmp_path):
     quantize_onnx.onnx_dynamic(source, tmp_path / "int8.onnx")
     made = onnx_inference.run(onnx_inference.session(tmp_path / "int8.onnx"), example())
     assert np.abs(made - plain).max() < 0.5 * plain.std()
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (lambda made: setattr(made, "ir_version", 99), "IR version 99.*reads up to"),
-        (lambda made: setattr(made.opset_import[0], "version", 60), "opset 60 of ai.onnx"),
-        (lambda made: setattr(made.graph.node[0], "domain", "strange"), "made for another runtime"),
-    ],
-)
-def test_a_file_of_another_time_or_tool_says_so(exported, path, change, said):
-    made = onnx.load(exported)
-    change(made)
-    onnx.save(made, path)
-    with pytest.raises(RuntimeError, match=said) as caught:
-        onnx_inference.session(path)
-    assert caught.value.__cause__ is not None
-    assert len(str(caught.value)) < 400
 
 
 def test_a_damaged_file_says_so(exported, path):
@@ -253,16 +222,12 @@ def test_names_that_nobody_knows_are_refused(model, session, path, name):
     assert not path.exists()
 
 
-def test_a_file_that_fails_on_a_second_text_is_written_with_an_older_opset(path):
-    config = transformers.ModernBertConfig(pad_token_id=0, **TINY)
-    modern = transformers.ModernBertForSequenceClassification(config).eval()
-    opened = onnx_inference.session(onnx_export.export(modern, path))
-    assert onnx_export.parity(modern, opened, batches=(1, 3), lengths=(1, 7)).ok
-    assert onnx.load(path).opset_import[0].version == OLDER
-
-
 def test_a_file_that_computes_something_else_is_not_handed_over(new, path, monkeypatch):
+    """Nor is it before an older opset has been tried, which some models need."""
+    tried = []
+
     def wrong(model, example, **options):
+        tried.append(options["opset"])
         other = new()
         with torch.no_grad():
             other.classifier.bias += 1
@@ -272,6 +237,7 @@ def test_a_file_that_computes_something_else_is_not_handed_over(new, path, monke
     with pytest.raises(RuntimeError, match="no ONNX file computes") as caught:
         onnx_export.export(new(), path)
     assert "1.0e+00" in str(caught.value.__cause__)
+    assert tried == [OPSET, OLDER]
     assert not list(path.parent.iterdir())
 
 
@@ -279,18 +245,6 @@ def test_case_47_a_small_model_is_one_file_and_an_old_second_one_goes(model, pat
     path.with_name("model.onnx.data").write_bytes(b"of an earlier export")
     onnx_export.export(model, path)
     assert list(path.parent.iterdir()) == [path]
-
-
-@pytest.mark.slow
-def test_case_49_a_missing_exporter_package_is_named(run_python, path):
-    code = """
-        import sys
-        from helpers.exercises.tiny_models import new_model
-        from helpers.lessons import onnx_export
-        sys.modules["onnxscript"] = None  # an import of it now fails
-        onnx_export.export(new_model(), sys.argv[1])
-    """
-    assert "Error: import of onnxscript" in run_python(code, path, check=False).stderr
 
 
 def test_case_49_a_user_without_a_name_can_export(model, path, monkeypatch):
@@ -341,7 +295,8 @@ def test_feed_drops_what_the_file_lacks_and_adds_segments(session):
     assert not made["token_type_ids"].any()
 
 
-def test_padding_and_a_file_without_a_mask_do_not_go_together(model, path):
+def test_what_a_file_of_ids_alone_would_misread_is_told(model, path):
+    """It has no mask, so padding would be text, and no segments, so a pair would be one text."""
     axes = [{0: "batch", 1: "length"}]
     with quiet(stdout=True):
         torch.onnx.export(model, (ones(2, 8),), path, dynamic_shapes=axes, verbose=False)
@@ -350,6 +305,8 @@ def test_padding_and_a_file_without_a_mask_do_not_go_together(model, path):
     assert list(onnx_inference.feed(bare, full)) == ["input_ids"]
     with pytest.raises(ValueError, match="read the padding as text"):
         onnx_inference.feed(bare, full | {"attention_mask": [[1, 1, 0]]})
+    with pytest.warns(UserWarning, match="both texts of a pair count as the first"):
+        onnx_inference.run(bare, full | {"token_type_ids": [[0, 0, 1]]})
 
 
 def test_case_52_a_model_in_training_mode_is_compared_without_dropout(new, session):
@@ -451,24 +408,3 @@ def test_a_file_runs_where_torch_cannot_be_imported(exported, run_python):
         print(onnx_inference.run(onnx_inference.session(sys.argv[1]), inputs).shape)
     """
     assert run_python(code, exported).stdout.strip() == "(1, 3)"
-
-
-def test_more_tokens_than_the_model_reads_are_refused_with_the_limit(session):
-    """ONNX Runtime's own error names a node and two shapes."""
-    ids = np.ones((1, 600), np.int64)
-    with pytest.raises(ValueError, match="600 tokens, but the model reads 512"):
-        onnx_inference.run(session, {"input_ids": ids, "attention_mask": ids})
-
-
-def test_pairs_without_segment_ids_are_not_read_in_silence(new, tmp_path):
-    path = tmp_path / "bare.onnx"
-    with quiet(stdout=True):
-        ids = {
-            name: torch.ones(2, 8, dtype=torch.int64) for name in ("input_ids", "attention_mask")
-        }
-        shapes = {name: {0: "batch", 1: "length"} for name in ids}
-        torch.onnx.export(new(BertModel), kwargs=ids, f=path, dynamic_shapes=shapes, verbose=False)
-    bare, pair = onnx_inference.session(path), {name: [[2, 9, 3, 8, 3]] for name in ids}
-    pair |= {"attention_mask": [[1] * 5], "token_type_ids": [[0, 0, 0, 1, 1]]}
-    with pytest.warns(UserWarning, match="both texts of a pair count as the first"):
-        onnx_inference.run(bare, pair)

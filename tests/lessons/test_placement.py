@@ -9,10 +9,10 @@ import tempfile
 import warnings
 from pathlib import Path
 
-from helpers.core import files, tensors
+from helpers.core import tensors
 from helpers.lessons import device_errors, placement
 from helpers.recipes import device_placement
-from helpers.tools import cli
+from helpers.tools import cli, notebooks
 
 import accelerate
 import pytest
@@ -20,10 +20,8 @@ import torch
 from torch import nn
 from transformers import (
     BatchEncoding,
-    BertConfig,
     BertModel,
     DynamicCache,
-    PreTrainedModel,
 )
 from transformers.modeling_outputs import BaseModelOutput
 
@@ -56,42 +54,6 @@ class Scaled(nn.Module):
 
     def forward(self, x):
         return self.linear(x) * self.table
-
-
-class Ramp(PreTrainedModel):
-    """A user's own model with a non-persistent buffer computed in the constructor."""
-
-    config_class = BertConfig
-    _supports_sdpa = True
-    fill = False
-
-    def __init__(self, config):
-        super().__init__(config)
-        self.linear = nn.Linear(4, 4)
-        self.register_buffer("ramp", torch.arange(1.0, 5.0), persistent=False)
-        self.post_init()
-
-    def _init_weights(self, module):
-        super()._init_weights(module)
-        if self.fill and module is self:
-            module.ramp.copy_(torch.arange(1.0, 5.0))
-
-
-def lost_on_reload(model, folder):
-    """Names of the tensors that differ after a save and a load.
-
-    Torch fills memory that nobody wrote with NaN.
-    """
-    model.save_pretrained(folder)
-    torch.use_deterministic_algorithms(True)
-    try:
-        fresh = type(model).from_pretrained(folder)
-    finally:
-        torch.use_deterministic_algorithms(False)
-    old = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    new = {**dict(fresh.named_parameters()), **dict(fresh.named_buffers())}
-    assert set(old) == set(new)
-    return [name for name in old if not torch.equal(old[name], new[name])]
 
 
 # Choosing a device
@@ -285,13 +247,6 @@ def test_case_08_tensors_without_data_are_named(tiny_bert):
     assert placement.move(torch.ones(1, device="meta"), "meta").device == META
 
 
-def test_case_07_buffers_after_from_pretrained(tmp_path, tiny_bert, tiny_config):
-    assert lost_on_reload(Ramp(tiny_config()), tmp_path / "as pasted") == ["ramp"]
-    filled = type("Filled", (Ramp,), {"fill": True})
-    assert lost_on_reload(filled(tiny_config()), tmp_path / "filled") == []
-    assert lost_on_reload(tiny_bert(), tmp_path / "bert") == []
-
-
 # Calling
 
 
@@ -346,7 +301,7 @@ def test_the_sections_to_read_are_there():
     rows = [row["read"] for row in device_errors.KNOWN["other"] if "read" in row]
     rows.append(device_errors.PLACEMENT.removeprefix("notebook ").replace(": ", " "))
     for notebook, _, heading in (row.partition(" ") for row in rows):
-        (path,) = (files.ROOT / "notebooks").glob(f"{notebook}_*.ipynb")
+        (path,) = (page for page in notebooks.pages() if page.name.startswith(notebook))
         cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
         lines = "".join("".join(cell["source"]) + "\n" for cell in cells).splitlines()
         assert any(re.fullmatch(rf"##+ (\d+\. )?{re.escape(heading)}", line) for line in lines), (

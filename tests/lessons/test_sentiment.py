@@ -52,19 +52,6 @@ def test_the_adapter_is_small_and_knows_no_machine():
         assert fact in card
 
 
-def test_logits_come_in_the_given_order(teacher):
-    texts = [
-        "A moving, funny and wise film, with a cast that never puts a foot wrong.",
-        "Dull.",
-        "I loved it",
-        "No.",
-    ]
-    together = sentiment.logits(teacher, texts, max_tokens=40)
-    alone = torch.cat([sentiment.logits(teacher, [text]) for text in texts])
-    assert torch.allclose(together, alone, atol=1e-4)
-    assert together.argmax(dim=1).tolist() == [1, 0, 1, 0]
-
-
 def test_the_split_is_by_row():
     train, test = sentiment.sentences("train"), sentiment.sentences("test")
     assert (len(train), len(test)) == (8060, 2012)

@@ -16,17 +16,6 @@ def choice(explorer):
     return {control.description: control for control in explorer.children[:-1]}
 
 
-@pytest.mark.slow
-def test_every_option_of_the_memory_explorer_is_one_of_the_prediction():
-    explorer = memory_explorer()
-    controls, out = choice(explorer), explorer.children[-1]
-    controls["model"].value, controls["batch"].value, controls["length"].value = "minilm", 2, 16
-    for name in ("mode", "dtype", "lever"):
-        for option in reversed(controls[name].options):
-            controls[name].value = option
-            assert "GiB, reached in the" in out.value
-
-
 def test_moving_a_control_changes_number_and_picture():
     explorer = memory_explorer()
     controls, out = choice(explorer), explorer.children[-1]
@@ -133,14 +122,3 @@ def test_tokens_are_coloured_by_their_shares():
     for part in (f"{plots.RED}dc", f"{plots.BLUE}6e", ">hing<", "&lt;b&gt;", "1 &lt; 2"):
         assert part in shown
     assert [share in shown for share in ("-0.90", "+0.30", "+0.00")] == [True] * 3
-
-
-def test_typing_shows_the_text_anew():
-    explorer = tokens.text_explorer(str.upper, "so")
-    field, out = explorer.children
-    assert out.value == "SO"
-    field.value = "so dull"
-    assert out.value == "SO DULL"
-    assert (
-        repr(explorer) == "(A text field, recoloured while you type. Run the notebook to use it.)"
-    )

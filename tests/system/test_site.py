@@ -16,7 +16,7 @@ import transformers
 from bs4 import BeautifulSoup
 from playwright.sync_api import sync_playwright
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.system, pytest.mark.browser]
 if not (browser.find() and importlib.util.find_spec("sphinx_book_theme")):
     pytest.skip(f"{browser.MISSING}; or Sphinx: docs/", allow_module_level=True)
 

@@ -574,15 +574,3 @@ def test_fetch_tries_all_before_it_fails(hub, capsys):
     lines = capsys.readouterr().out.splitlines()
     titles = [line.split(":")[0] for line in lines]
     assert titles == ["BERT-base", "SciBERT", "movie-review snippets"]
-
-
-def test_unlabelled_texts_are_there_and_apart_from_the_reviews():
-    table = datasets.unlabelled()
-    assert table["source"].value_counts().to_dict() == {
-        "nytEditorialSnippets": 5190,
-        "tweets": 4200,
-        "amazonReviewSnippets": 3708,
-    }
-    assert list(table.columns) == ["id", "text", "rating", "source"]
-    assert table["text"].str.len().min() > 0
-    assert not set(table["text"]) & set(datasets.reviews()["text"])

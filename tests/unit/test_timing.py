@@ -1,7 +1,6 @@
 """A true difference is found, none is invented, and no arm is timed under another's conditions."""
 
 import os
-import textwrap
 import time
 
 from helpers.core import isolation, machine, stopwatch, timing
@@ -285,18 +284,6 @@ def test_isolated_arms_run_one_at_a_time_in_turns(tmp_path):
     assert result.seconds["once"].shape == (2, 6)
     assert result.extra["once"]["omp"] == "1"
     assert len({os.getpid(), *(extra["pid"] for extra in result.extra.values())}) == 3
-
-
-def test_isolated_arms_can_come_from_a_module_and_use_torch(tmp_path, monkeypatch):
-    source = """
-        def setup(n):
-            import torch
-            return (lambda n: torch.ones(n)), {"n": n}, torch.get_num_threads()
-    """
-    (tmp_path / "arms_for_test.py").write_text(textwrap.dedent(source))
-    monkeypatch.syspath_prepend(tmp_path)
-    arms = {"torch": ("arms_for_test:setup", {"n": 4})}
-    assert timing.compare(arms, isolate=True, rounds=6, passes=1, threads=1).extra["torch"] == 1
 
 
 def other_inputs():
