@@ -213,7 +213,7 @@ def moved(page, cell, act):
         timeout=10_000,
     )
     seconds = time.perf_counter() - start
-    assert picture.get_attribute("alt") == caption.inner_text()
+    assert picture.get_attribute("alt") not in (None, "", caption.inner_text())  # it describes
     return seconds
 
 
@@ -254,7 +254,7 @@ WIDGETS = {
     ),
     "quantization": (
         "05_quantization.ipynb",
-        "quantization.quantization_explorer(",
+        "= quantization_explorer(",
         "6 bits, symmetric, one scale: 63 levels",
         [
             (press("ArrowRight"), "7 bits, symmetric, one scale: 127 levels"),
