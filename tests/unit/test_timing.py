@@ -272,8 +272,8 @@ def sleeper(repeats, log=None, value=1):
 def test_isolated_arms_run_one_at_a_time_in_turns(tmp_path):
     log = str(tmp_path / "log")
     arms = {
-        "once": (sleeper, {"repeats": 1, "log": log}),
-        "twice": (sleeper, {"repeats": 2, "log": log}),
+        "once": (f"{__name__}:sleeper", {"repeats": 1, "log": log}),
+        "twice": (f"{__name__}:sleeper", {"repeats": 2, "log": log}),
     }
     result = timing.compare(arms, isolate=True, threads=1)
     assert 1.5 < result.ratio("twice", "once").value < 2.7
@@ -291,19 +291,15 @@ def other_inputs():
 
 
 def test_isolated_arms_with_differing_inputs_are_refused():
-    other_value = (sleeper, {"repeats": 1, "value": 2})
-    for other, name in ((other_value, "value"), (other_inputs, "more")):
-        arms = {"a": (sleeper, {"repeats": 1}), "b": other}
+    other_value = (f"{__name__}:sleeper", {"repeats": 1, "value": 2})
+    for other, name in ((other_value, "value"), (f"{__name__}:other_inputs", "more")):
+        arms = {"a": (f"{__name__}:sleeper", {"repeats": 1}), "b": other}
         with pytest.raises(ValueError, match=f"'a' and 'b' differ in input '{name}'"):
             timing.compare(arms, isolate=True, rounds=6, passes=1)
 
 
 def fails_to_load():
     raise FileNotFoundError("no model at this address")
-
-
-def uses_what_is_around():
-    return np.ones, {"shape": 3}
 
 
 def leaves_without_a_word():
@@ -315,9 +311,8 @@ def leaves_without_a_word():
 @pytest.mark.parametrize(
     ("setup", "message"),
     [
-        (fails_to_load, "FileNotFoundError: no model at this address"),
-        (uses_what_is_around, "NameError: name 'np' is not defined"),
-        (leaves_without_a_word, "exit status 0"),
+        (f"{__name__}:fails_to_load", "FileNotFoundError: no model at this address"),
+        (f"{__name__}:leaves_without_a_word", "exit status 0"),
         ("no_such_module:setup", "No module named 'no_such_module'"),
     ],
 )

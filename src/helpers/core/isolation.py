@@ -1,12 +1,10 @@
 """Time one arm of a comparison in a process of its own."""
 
-import inspect
 import json
 import os
 import pkgutil
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 from helpers.core import stopwatch
@@ -17,12 +15,9 @@ class ArmError(RuntimeError):
 
 
 def request(name: str, arm) -> dict:
-    """Return what a child needs to know of a set-up: its source, or where to import it."""
-    setup, kwargs = arm if isinstance(arm, list | tuple) else (arm, {})
-    if isinstance(setup, str):
-        return {"arm": name, "setup": setup, "source": None, "kwargs": kwargs}
-    source = textwrap.dedent(inspect.getsource(setup))
-    return {"arm": name, "setup": setup.__name__, "source": source, "kwargs": kwargs}
+    """Return what a child needs to know of a set-up: where to import it, and its arguments."""
+    setup, kwargs = (arm, {}) if isinstance(arm, str) else arm
+    return {"arm": name, "setup": setup, "kwargs": kwargs}
 
 
 def run_child(asked: dict) -> dict:
@@ -52,13 +47,7 @@ def child() -> None:
     answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what the arm prints must not get into the answer
     asked = json.load(sys.stdin)
-    scope = {"__name__": "__arm__"}
-    if asked["source"]:
-        exec(compile(asked["source"], f"<set-up of {asked['arm']}>", "exec"), scope)
-        make = scope[asked["setup"]]
-    else:
-        make = pkgutil.resolve_name(asked["setup"])
-    fn, inputs, *extra = make(**asked["kwargs"])
+    fn, inputs, *extra = pkgutil.resolve_name(asked["setup"])(**asked["kwargs"])
     settings = {name: asked[name] for name in ("rounds", "warmup", "threads")}
     arms = {asked["arm"]: (fn, inputs)}
     (reply,) = stopwatch.measure(arms, **settings)

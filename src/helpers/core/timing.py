@@ -105,9 +105,8 @@ def compare(
 
     Args:
         arms: For each name `(fn, inputs)`, called as fn(**inputs) for a mapping, fn(*inputs) for a
-            list or tuple, else fn(inputs). With `isolate` a set-up function, "module:function",
-            or a pair of either and its keyword arguments; it returns `(fn, inputs)` or `(fn,
-            inputs, extra)`.
+            list or tuple, else fn(inputs). With `isolate` a set-up "module:function", or a pair of
+            it and its keyword arguments; it returns `(fn, inputs)` or `(fn, inputs, extra)`.
         rounds: Timed blocks of each arm; their order is reversed each round.
         warmup: Calls of each arm before anything is timed.
         threads: PyTorch's, restored afterwards; give ONNX Runtime the same number.

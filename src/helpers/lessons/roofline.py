@@ -66,8 +66,6 @@ def show_limits(limits: dict, measured: dict[str, dict], best: str, rate: float)
         ax.plot(list(ms), rates, "o", color=colours[gpu], markersize=9, markeredgecolor="black")
     ax.axhline(rate, color=plots.GREY, linestyle="--")
     ax.text(1, 1.2 * rate, best, color=plots.GREY)
-    same = (2, next(iter(limits.values()))["overhead"][2])
-    ax.annotate("overhead, the same\nfor every GPU", same, (-40, 22), textcoords="offset points")
     styles = {
         "-": "limit in plain PyTorch, fed by this CPU",
         ":": "limit without overhead",
@@ -79,6 +77,5 @@ def show_limits(limits: dict, measured: dict[str, dict], best: str, rate: float)
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_formatter("{x:,.0f}")
     ax.legend(loc="lower right", bbox_to_anchor=(1, 0.1))
-    few = "In small batches all GPUs share one limit, what Python launches"
     alt = f"Texts a second over the batch, a line for each GPU; dashed: {best}, {rate:,.0f}."
-    plots.show(fig, f"{few}; large batches tell them apart.", alt)
+    plots.show(fig, "In small batches all GPUs share one limit; large ones tell them apart.", alt)

@@ -89,8 +89,7 @@ def tokenizer(name: str):
     elif origin.kind == "package":
         origin = replace(origin, digest=asset.package.files["tokenizer.json"])
     with _silent_transformers():
-        # The configuration says that it is a BERT's, where an old config.json does not.
-        loaded = AutoTokenizer.from_pretrained(files.folder, config=BertConfig())
+        loaded = AutoTokenizer.from_pretrained(files.folder, config=BertConfig())  # may name none
     loaded.name_or_path, loaded.provenance = asset.hub_id, origin
     return loaded
 
