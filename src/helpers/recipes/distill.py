@@ -116,7 +116,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("teacher", help="folder of a fine-tuned classifier")
-    parser.add_argument("table", help="tab-separated: a text and, if known, its label's number")
+    parser.add_argument("table", help="lines of text, tab, label's number (for --label_weight)")
     parser.add_argument("student", help="folder to write")
     parser.add_argument("--layers", help="such as 0,2,5; default: half of them, with both ends")
     for name, value in OPTIONS.items():
