@@ -118,6 +118,8 @@ def main(argv: list[str] | None = None) -> int:
         part.rename(folder)
     except OSError as error:
         sys.exit(f"The bundle was not finished: {error}")
+    except KeyboardInterrupt:
+        sys.exit(f"Stopped; {part} is not finished. The next run begins anew.")
     return 0
 
 
