@@ -5,6 +5,7 @@ questions in the guide have to be the notebooks' own.
 """
 
 import argparse
+import functools
 import json
 import math
 import re
@@ -72,6 +73,13 @@ LOOKED_UP = ("Find your error", "How these notebooks work")  # not read in order
 END = "Going deeper"
 
 
+@functools.cache  # the plans ask for each notebook many times
+def lessons() -> dict[str, notebooks.Lesson]:
+    """Return the notebooks by number."""
+    return {lesson.number: lesson for lesson in notebooks.lessons()}
+
+
+@functools.cache
 def sections(path: Path) -> dict[str, float]:
     """Return the minutes that a reader needs for each section of a notebook, up to *Going deeper*.
 
@@ -114,8 +122,8 @@ def cost(kind: str, text: str) -> float:
 def times() -> str:
     """Return the table of reader's times: a row for each notebook."""
     rows = ["| notebook | minutes for each section | all | exercises |", "|---|---|---|---|"]
-    for lesson in notebooks.lessons():
-        read = sections(lesson.path)
+    for lesson in lessons().values():
+        read = dict(sections(lesson.path))
         done = read.pop("Exercises", 0)
         each = " · ".join(f"{name} **{max(1, round(spent))}**" for name, spent in read.items())
         rows.append(f"| {lesson.number} | {each} | {sum(read.values()):.0f} | {done:.0f} |")
@@ -144,7 +152,7 @@ def in_class(number: str, wanted: str) -> tuple[str, int]:
     Raises:
         ValueError: If the notebook has no such section.
     """
-    lesson = next(one for one in notebooks.lessons() if one.number == number)
+    lesson = lessons()[number]
     read, names = sections(lesson.path), []
     minutes = lesson.seconds / 60 if "short" in wanted else 0.0  # all cells are run once
     for key in wanted.split():
@@ -180,7 +188,7 @@ def written(text: str) -> str:
 def strangers(text: str) -> list[str]:
     """Return the guide's questions that their notebooks do not ask."""
     table = text.split("<!-- predictions -->")[1].split("<!-- /predictions -->")[0]
-    asked = {one.number: one.path.read_text(encoding="utf-8") for one in notebooks.lessons()}
+    asked = {number: one.path.read_text(encoding="utf-8") for number, one in lessons().items()}
     asked = {number: re.sub(r"\\(.)", r"\1", page) for number, page in asked.items()}  # no JSON
     rows = re.findall(r"(?m)^\| (\d\d) \| (.+?) \|", table)
     return [f"{number}: {question}" for number, question in rows if question not in asked[number]]

@@ -6,6 +6,7 @@ run, and nothing is fetched.
 """
 
 import argparse
+import functools
 import importlib.util
 import json
 import os
@@ -71,18 +72,21 @@ def anchor(heading: str) -> str:
     return heading.replace(" ", "-")
 
 
+@functools.cache  # of a file with all its pictures, which the error index asks for row by row
+def prose(path: Path) -> str:
+    """Return the Markdown of a notebook."""
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    return "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+
+
 def headings(path: Path) -> list[str]:
     """Return the headings of a notebook, without their marks."""
-    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-    texts = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown"]
-    return [text.replace("`", "") for text in re.findall(r"(?m)^#+ (.+)$", "\n".join(texts))]
+    return [text.replace("`", "") for text in re.findall(r"(?m)^#+ (.+)$", prose(path))]
 
 
 def section(path: Path, heading: str) -> str:
     """Return the text of a notebook's section, with links that work one folder up."""
-    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-    texts = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown"]
-    text = re.search(rf"(?ms)^#+ {heading}\n(.+?)(?=^#|\Z)", "\n".join(texts))[1]
+    text = re.search(rf"(?ms)^#+ {heading}\n(.+?)(?=^#|\Z)", prose(path))[1]
     text = re.sub(r"\]\((?=\d\d_)", "](notebooks/", text)
     return text.replace("](#", f"](notebooks/{path.name}#")
 

@@ -17,6 +17,7 @@ from helpers.models import catalogue, download, locate
 from helpers.tools import notebooks
 
 import nbformat
+from guide import LOOKED_UP as LEFT_OUT
 from nbconvert import SlidesExporter
 from slide_parts import ROOM, Part, code, has_figure, markdown, outputs, paragraphs
 from traitlets.config import Config
@@ -38,8 +39,6 @@ REVEAL = catalogue.Package(
 )
 PREDICT = "**Predict:**"
 SIGNS = re.compile("[☐☑☒◐]")  # of claims and verdicts
-# Sections for reading at one's desk, by how their headings begin.
-LEFT_OUT = ("Find your error", "How these notebooks work")
 SHORT, PASTED, EXERCISES, SUMMARY = "The short answer", "people paste", "Exercises", "Summary"
 END = "## Going deeper"
 MOST_WORDS = 60  # of an explanation

@@ -14,6 +14,7 @@ from helpers.core import files
 
 ROOT = files.ROOT
 NOTEBOOKS = ROOT / "notebooks"
+PAGES = "[0-9][0-9]_*.ipynb"
 
 _NEEDS = re.compile(
     r"^\*\*Needs:\*\* about (?P<seconds>\d+) s on two cores · "
@@ -55,7 +56,7 @@ def read(path: Path) -> Lesson:
 
 def pages(folder: Path = NOTEBOOKS) -> list[Path]:
     """Return a folder's numbered notebooks in order, without what `reset` kept beside them."""
-    found = sorted(folder.glob("[0-9][0-9]_*.ipynb"))
+    found = sorted(folder.glob(PAGES))
     return [path for path in found if ".mine-" not in path.name]
 
 

@@ -10,9 +10,7 @@ from pathlib import Path
 
 from helpers.core import files
 from helpers.tools.commands import require_checkout
-from helpers.tools.notebooks import NOTEBOOKS, pages
-
-PAGES = "[0-9][0-9]_*.ipynb"
+from helpers.tools.notebooks import NOTEBOOKS, PAGES, pages
 
 
 def notebooks(rest: list[str]) -> int:
