@@ -8,7 +8,8 @@ from helpers.tools import notebooks
 project = "BERT on any device"
 html_title = project
 language = "en"
-extensions = ["myst_nb"]
+extensions = ["myst_nb", "sphinx_copybutton"]
+copybutton_selector = "div:not(.output) > div.highlight pre"  # code, and nothing that it printed
 # The stored outputs are the pages: nothing is ever run.
 nb_execution_mode = "off"
 nb_merge_streams = True
@@ -27,6 +28,7 @@ html_theme_options = {
     "footer_content_items": [],  # the repository has no single author, and says its licence
 }
 html_show_copyright = False
+html_use_index = False  # no page has entries for it
 html_show_sphinx = False
 html_static_path = ["static"]
 templates_path = ["templates"]

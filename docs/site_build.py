@@ -26,7 +26,7 @@ import fit_page
 
 DOCS = Path(__file__).parent
 OWN = sorted(DOCS.glob("*.md"))  # pages that are written by hand
-NEEDS = ("myst_nb", "sphinx_book_theme")
+NEEDS = ("myst_nb", "sphinx_book_theme", "sphinx_copybutton")
 MISSING = 'The site needs more packages: pip install -e ".[site]" -c constraints.txt'
 NO_LAUNCH = "No launch buttons: this repository has no remote `origin` on GitHub or GitLab."
 TWO_DEVICES = (

@@ -77,6 +77,17 @@ def test_search_finds_a_word_and_a_notebook_offers_its_recipe(site, chromium):
     shown.click("main >> text=Will it fit?")
 
 
+def test_code_is_copied_whole_and_outputs_have_no_button(site, chromium):
+    shown = chromium.new_page()
+    shown.goto(site["recipes/int8.html"].as_uri())
+    shown.evaluate("document.oncopy = () => window.copied = document.activeElement.value")
+    shown.click("button.copybtn")
+    assert shown.evaluate("copied").strip() == notebooks.recipes()["05"].read_text("utf-8").strip()
+    shown.goto(site["notebooks/05_quantization.html"].as_uri())
+    assert shown.locator(".cell_input .copybtn").count() > 20
+    assert shown.locator(".cell_output .copybtn").count() == 0
+
+
 # Every lever, every number format, the smallest and the largest sizes.
 CHOICES = [("minilm", "training, AdamW", "float32", lever, 1, 32) for lever in LEVERS]
 CHOICES += [("bert-large", "training, SGD", "mixed precision", lever, 64, 512) for lever in LEVERS]
