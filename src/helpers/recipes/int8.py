@@ -52,11 +52,14 @@ def quantize(
         reduced_range = not has_int8_dot_product()
     options = {"op_types_to_quantize": OPERATORS, "weight_type": QuantType.QInt8}
     options |= {"per_channel": True, "reduce_range": reduced_range}
-    quantize_dynamic(str(source), str(target), **options | changes)
-    if made := int8_weights(target) - int8_weights(source):
-        return made
-    Path(target).unlink()
-    raise ValueError(f"no weight of {source} became int8: it has no such operators, or is int8")
+    part = Path(f"{target}.part")  # a failure leaves an earlier target, which may be the source
+    quantize_dynamic(str(source), str(part), **options | changes)
+    made = int8_weights(part) - int8_weights(source)
+    if not made:
+        part.unlink()
+        raise ValueError(f"no weight of {source} became int8: it has no such operators, or is int8")
+    part.replace(target)
+    return made
 
 
 def logits(path: str | Path, texts: Sequence[str], tokenizer) -> np.ndarray:
@@ -68,10 +71,10 @@ def logits(path: str | Path, texts: Sequence[str], tokenizer) -> np.ndarray:
     names = [entry.name for entry in session.get_inputs()]
     if "attention_mask" not in names:
         raise ValueError("the file has no attention_mask: it would read the padding as text")
-    cut = {"padding": True, "truncation": True, "max_length": 128, "return_tensors": "np"}
+    cut = {"padding_side": "right", "truncation": True, "max_length": 128, "return_tensors": "np"}
     rows = []
     for start in range(0, len(texts), 16):
-        batch = tokenizer(list(texts[start : start + 16]), **cut)
+        batch = tokenizer(list(texts[start : start + 16]), padding=True, **cut)
         batch.setdefault("token_type_ids", np.zeros_like(batch["input_ids"]))  # RoBERTa has none
         rows.append(session.run(None, {name: batch[name].astype(np.int64) for name in names})[0])
     return np.concatenate(rows)
@@ -79,6 +82,8 @@ def logits(path: str | Path, texts: Sequence[str], tokenizer) -> np.ndarray:
 
 def compare(exact: np.ndarray, made: np.ndarray, labels: Sequence[int]) -> dict[str, float]:
     """Compare two files' logits in pairs: changes in both directions can hide each other."""
+    if exact.shape[1] < 2 or not set(labels) <= set(range(exact.shape[1])):
+        raise ValueError(f"labels {set(labels)} are no numbers of the {exact.shape[1]} classes")
     right = exact.argmax(1) == np.asarray(labels)
     right_now = made.argmax(1) == np.asarray(labels)
     return {
@@ -101,8 +106,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("table", help="tab-separated: a text and its label (0, 1, ...)")
     given = parser.parse_args(argv)
     quantize(given.source, given.target)
-    with Path(given.table).open(encoding="utf-8", newline="") as file:
-        texts, labels = zip(*csv.reader(file, delimiter="\t"), strict=True)
+    with Path(given.table).open(encoding="utf-8-sig", newline="") as file:
+        texts, labels = zip(*csv.reader(file, delimiter="\t", strict=True), strict=True)
     tokenizer = AutoTokenizer.from_pretrained(given.tokenizer)
     exact, made = (logits(path, texts, tokenizer) for path in (given.source, given.target))
     for name, value in compare(exact, made, [int(label) for label in labels]).items():
