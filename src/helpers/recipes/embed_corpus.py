@@ -30,7 +30,7 @@ def mean_pool(hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 def embed_sorted(texts: list[str], model, tokenizer, max_tokens=4096, limit=512) -> torch.Tensor:
     """Embed texts, cut at `limit` tokens, in batches of similar length; returns them in order."""
-    encoded = tokenizer(texts, truncation=True, max_length=limit)["input_ids"]
+    encoded = tokenizer(texts, truncation=True, max_length=limit)["input_ids"] if texts else []
     order = sorted(range(len(encoded)), key=lambda row: len(encoded[row]))
     vectors = torch.empty(len(encoded), model.config.hidden_size)
     model.eval()  # no dropout
@@ -38,11 +38,13 @@ def embed_sorted(texts: list[str], model, tokenizer, max_tokens=4096, limit=512)
         count = max(1, max_tokens // len(encoded[order[-1]]))  # padded to the longest of them
         rows = order[-count:]
         del order[-count:]
-        batch = tokenizer.pad({"input_ids": [encoded[row] for row in rows]}, return_tensors="pt")
-        batch = batch.to(model.device)
+        batch = {"input_ids": [encoded[row] for row in rows]}
+        batch = tokenizer.pad(batch, padding_side="right", return_tensors="pt").to(model.device)
         with torch.inference_mode():
             hidden = model(**batch).last_hidden_state
         vectors[rows] = mean_pool(hidden, batch["attention_mask"]).cpu()
+    if not vectors.isfinite().all():
+        raise ValueError("some vectors are not finite: broken weights, or too large for this dtype")
     return vectors
 
 
@@ -69,8 +71,9 @@ def digest(model: nn.Module, tokenizer) -> str:
     tokenizer.backend_tokenizer.no_padding()
     settings = model.config.to_json_string() + tokenizer.backend_tokenizer.to_str()
     total = hashlib.sha256(settings.encode())
-    for tensor in model.state_dict().values():
-        total.update(tensor.float().cpu().contiguous().numpy())
+    for name, tensor in model.state_dict().items():
+        if "pooler" not in name:  # not used, and random where a checkpoint has none
+            total.update(tensor.float().cpu().contiguous().numpy())
     return total.hexdigest()
 
 
@@ -78,9 +81,9 @@ def embed_folder(source: Path, target: Path, model: nn.Module, tokenizer) -> lis
     """Embed the files that have no vectors yet; returns those that this process wrote."""
     target.mkdir(parents=True, exist_ok=True)
     made_by, missing = digest(model, tokenizer), []
-    paths = [source] if source.is_file() else sorted(source.glob("*.jsonl"))
-    if not paths:
-        raise FileNotFoundError(f"{source} is no file and holds no .jsonl files")
+    paths = sorted(source.glob("*.jsonl")) if source.is_dir() else [source]
+    if not paths or paths[0].suffix not in (".jsonl", ".txt"):
+        raise FileNotFoundError(f"{source} is no .txt or .jsonl file, nor a folder of .jsonl files")
     for path in paths:
         about = {"made of": made_by + hashlib.sha256(path.read_bytes()).hexdigest()}
         vectors = target / f"{path.stem}.safetensors"
