@@ -16,6 +16,7 @@ import transformers
 from torch import Tensor, nn
 
 LAYER = re.compile(r"(?<=\.layer\.|\blayers\.)\d+")  # ".layer.0." in most of the family
+LOAD = transformers.AutoModelForSequenceClassification.from_pretrained
 OPTIONS = {"epochs": 3, "lr": 2e-4, "temperature": math.inf, "label_weight": 0.0}
 
 
@@ -60,8 +61,9 @@ def cut_student(teacher: nn.Module, layers: Sequence[int]) -> nn.Module:
 
 def logits(model: nn.Module, tokenizer, texts: Sequence[str]) -> Tensor:
     """Return a classifier's logits for texts, cut at 128 tokens."""
-    inputs = tokenizer(list(texts), padding=True, truncation=True, max_length=128)
-    return model(**inputs.convert_to_tensors("pt").to(model.device)).logits
+    cut = {"truncation": True, "max_length": 128, "return_tensors": "pt"}
+    inputs = tokenizer(list(texts), padding=True, padding_side="right", **cut)
+    return model(**inputs.to(model.device)).logits
 
 
 def train(student, teacher, tokenizer, texts, labels=None, epochs=3, lr=2e-4, **mix) -> Iterator:
@@ -79,7 +81,7 @@ def train(student, teacher, tokenizer, texts, labels=None, epochs=3, lr=2e-4, **
             loss = distillation_loss(own, target, labels[rows].to(own.device), **mix)
             optimizer.zero_grad()
             loss.backward()
-            nn.utils.clip_grad_norm_(student.parameters(), 1.0)
+            nn.utils.clip_grad_norm_(student.parameters(), 1.0, error_if_nonfinite=True)
             optimizer.step()
             schedule.step()
             yield loss.item()
@@ -88,20 +90,21 @@ def train(student, teacher, tokenizer, texts, labels=None, epochs=3, lr=2e-4, **
 
 def main(argv: list[str] | None = None) -> None:
     """Distil a student of some layers, and say how often it answers as its teacher does."""
-    given = arguments(argv)
-    with Path(given.table).open(encoding="utf-8", newline="") as file:
+    given, settings = arguments(argv)
+    with Path(given.table).open(encoding="utf-8-sig", newline="") as file:
         rows = [(*row, -100) for row in csv.reader(file, delimiter="\t", strict=True) if row]
     held_out = [row[0] for row in rows[::10]][:200]
     del rows[::10]
     texts, labels = [row[0] for row in rows], [int(row[1]) for row in rows]
-    teacher = transformers.AutoModelForSequenceClassification.from_pretrained(given.teacher)
+    teacher, about = LOAD(given.teacher, output_loading_info=True)
+    if missing := sorted(about["missing_keys"]):
+        raise ValueError(f"{given.teacher} is not fine-tuned: {missing[0]} would be random")
     teacher.to(torch.accelerator.current_accelerator(check_available=True) or "cpu")
     tokenizer = transformers.AutoTokenizer.from_pretrained(given.teacher)
-    settings = {name: vars(given)[name] for name in OPTIONS}
     depth = teacher.config.num_hidden_layers  # by default half, spread, with the first and the last
     spread = torch.linspace(0, depth - 1, max(2, depth // 2)).round().int().tolist()
-    kept = [int(layer) for layer in given.layers.split(",")] if given.layers else spread
-    student = cut_student(teacher, kept)
+    student = cut_student(teacher, given.layers or spread)
+    Path(given.student).mkdir(parents=True)  # an error before the training, not after it
     for step, loss in enumerate(train(student, teacher, tokenizer, texts, labels, **settings)):
         if step % 50 == 0:
             print(f"step {step}: loss {loss:.4f}", flush=True)
@@ -112,16 +115,17 @@ def main(argv: list[str] | None = None) -> None:
     tokenizer.save_pretrained(given.student)
 
 
-def arguments(argv: list[str] | None) -> argparse.Namespace:
-    """Read the command line."""
+def arguments(argv: list[str] | None) -> tuple[argparse.Namespace, dict[str, float]]:
+    """Read the command line; returns all of it, and the settings of the training again."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("teacher", help="folder of a fine-tuned classifier")
     parser.add_argument("table", help="lines of text, tab, label's number (for --label_weight)")
-    parser.add_argument("student", help="folder to write")
-    parser.add_argument("--layers", help="such as 0,2,5; default: half of them, with both ends")
+    parser.add_argument("student", help="new folder to write")
+    parser.add_argument("--layers", type=int, nargs="+", help="such as 0 2 5; default: half of all")
     for name, value in OPTIONS.items():
         parser.add_argument(f"--{name}", type=type(value), default=value, help="(%(default)s)")
-    return parser.parse_args(argv)
+    given = parser.parse_args(argv)
+    return given, {name: vars(given)[name] for name in OPTIONS}
 
 
 if __name__ == "__main__":
