@@ -5,7 +5,7 @@ python training_memory.py MODEL_FOLDER --batch 32 --accumulate 4 --checkpointing
 
 import argparse
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import torch
 from peft import LoraConfig, get_peft_model
@@ -13,24 +13,21 @@ from torch import nn
 from transformers import AutoModelForSequenceClassification
 
 
-def training_step(
-    model: nn.Module,
-    batch: Mapping[str, torch.Tensor],
-    optimizer: torch.optim.Optimizer,
-    accumulate: int = 1,
-    dtype: torch.dtype | None = None,
-) -> float:
-    """Take one optimizer step on a batch, in `accumulate` parts, and return the batch's loss.
+def training_step(model, batch, optimizer, accumulate=1, dtype=None) -> float:
+    """Take one optimizer step on a batch (tensors by name), in parts, and return its loss.
 
-    Each part's loss counts for its share of the rows, so the gradient is that of the whole batch,
-    and only one part's activations are in memory at a time. A dtype (bfloat16) is for autocast.
+    Each part's loss counts for its share of the labels (-100: none), so the gradient is that of the
+    whole batch, and only one part's activations are in memory at a time. A dtype is for autocast.
     """
-    rows, device, total = len(batch["labels"]), batch["labels"].device, 0.0
-    for part in torch.arange(rows, device=device).chunk(accumulate):
-        with torch.autocast(device.type, dtype, enabled=dtype is not None):
+    counted, total = batch["labels"] != -100, 0.0
+    for part in torch.arange(len(counted), device=counted.device).chunk(accumulate):
+        share = (counted[part].sum() / counted.sum()).item()
+        if share == 0:
+            continue  # the loss would be a mean of nothing
+        with torch.autocast(counted.device.type, dtype, enabled=dtype is not None):
             loss = model(**{name: value[part] for name, value in batch.items()}).loss
-        (loss * len(part) / rows).backward()
-        total += loss.item() * len(part) / rows
+        (loss * share).backward()
+        total += loss.item() * share
     check_gradients(model)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
@@ -54,7 +51,8 @@ def freeze_part(model: nn.Module, part: str | int = "body") -> None:
     if part == "body":
         body.requires_grad_(False).eval()
         return
-    layers = getattr(body, "encoder", getattr(body, "transformer", None)).layer
+    inner = getattr(body, "encoder", getattr(body, "transformer", body))
+    layers = getattr(inner, "layer", None) or inner.layers
     if type(part) is not int or not 0 <= part <= len(layers):
         raise ValueError(f'freeze takes "body" or 0 to {len(layers)} layers, not {part}')
     for module in [body.embeddings, *layers[:part]]:
