@@ -22,12 +22,16 @@ FLOATS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}  # may be
 def read_file(path: str | Path) -> Any:
     """Read a file of `torch.save` or safetensors into CPU memory, and run nothing of it."""
     with Path(path).open("rb") as file:
-        if file.read(9)[8:] == b"{":  # safetensors, whatever the file is called
+        if (start := file.read(9))[8:] == b"{":  # safetensors, whatever the file is called
             return safetensors.torch.load_file(path)
+    if start.startswith((b"<", b"version h")):
+        raise ValueError(f"{path} is a web page or a Git LFS pointer: download the file itself")
     mmap = False  # older files cannot be mapped, compressed ones would be taken for numbers
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             mmap = not any(record.compress_type for record in archive.infolist())
+            if damaged := archive.testzip():  # torch.load compares no checksums
+                raise ValueError(f"{path} is damaged, at {damaged}: get it anew")
     return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
 
 
@@ -65,7 +69,8 @@ def load_weights(model: nn.Module, state: Mapping[str, torch.Tensor]) -> nn.Modu
     named = zip(unwrapped(state), state.values(), strict=True)
     given = {names.get(name, name): value for name, value in named}
     for name in given.keys() - own.keys():
-        if name.endswith("position_ids"):  # a buffer that newer versions compute
+        places = torch.arange(given[name].numel())  # a buffer that newer versions compute
+        if name.endswith(".position_ids") and torch.equal(given[name].flatten(), places):
             del given[name]
     tied = {weight: given[name] for name, weight in own.items() if name in given}
     given |= {n: tied[w] for n, w in own.items() if w in tied and n not in given}
@@ -79,9 +84,7 @@ def load_weights(model: nn.Module, state: Mapping[str, torch.Tensor]) -> nn.Modu
     return model.eval()  # dropout off
 
 
-def load_checkpoint(
-    path: str | Path, build: Callable[[], nn.Module], device: str = "cpu", key: str | None = None
-) -> nn.Module:
+def load_checkpoint(path, build: Callable[[], nn.Module], device="cpu", key=None) -> nn.Module:
     """Build a model on the CPU, load all weights of a file into it, and move it to a device."""
     return load_weights(build(), read_state(read_file(path), key)).to(device)
 
@@ -96,6 +99,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--save", metavar="OUT.safetensors", help="write them without a pickle")
     given = parser.parse_args(argv)
     config = transformers.AutoConfig.from_pretrained(given.folder)
+    config.dtype = torch.float32  # a model of 16 bits would round what the file holds
     kind = getattr(transformers, given.name)
     build = getattr(kind, "from_config", kind)  # automatic classes are not called
     model = load_checkpoint(given.checkpoint, lambda: build(config), key=given.key)
