@@ -15,14 +15,8 @@ import numpy as np
 import onnxruntime
 
 
-def open_session(
-    path: str | Path, threads: int = 1, provider: str = "CPUExecutionProvider"
-) -> onnxruntime.InferenceSession:
-    """Open an ONNX file whose threads sleep while they wait.
-
-    A session of one thread may be called from several threads at once: with short texts faster than
-    one batch on all CPUs. Raises RuntimeError where ONNX Runtime would fall back to the CPU.
-    """
+def open_session(path, threads=1, provider="CPUExecutionProvider") -> onnxruntime.InferenceSession:
+    """Open an ONNX file whose threads sleep while they wait; RuntimeError without the provider."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
@@ -69,6 +63,8 @@ def classify(
 
     with ThreadPoolExecutor(workers) as pool:
         answers = np.concatenate(list(pool.map(answer, groups)))
+    if answers.ndim != 2 or answers.shape[1] < 2:
+        raise ValueError(f"logits (texts, 2 classes or more) are needed, not {answers.shape}")
     return answers[np.argsort(np.concatenate(groups))]  # in the order of the texts
 
 
@@ -112,13 +108,13 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("tokenizer", help="a folder, or a name on the Hugging Face hub")
     parser.add_argument("texts", type=Path, help="a text file, one text a line")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="default: all CPUs")
-    parser.add_argument("--labelled", type=Path, help="for a cascade: lines of label, tab, text")
+    parser.add_argument("--labelled", type=Path, help="for a cascade: lines of text, tab, label")
     given = parser.parse_args(argv)
     tokenizer, session = AutoTokenizer.from_pretrained(given.tokenizer), open_session(given.model)
     answer = partial(classify, session=session, tokenizer=tokenizer, workers=given.workers)
     if given.labelled:
         lines = given.labelled.read_text("utf-8-sig").splitlines()
-        labels, known = zip(*(line.split("\t", 1) for line in lines), strict=True)
+        known, labels = zip(*(line.rsplit("\t", 1) for line in lines), strict=True)
         baseline, threshold = train_baseline(known, [int(label) for label in labels])
         answer = partial(cascade, baseline=baseline, threshold=threshold, answer_rest=answer)
     texts = [line for line in given.texts.read_text("utf-8-sig").split("\n") if line.strip()]
