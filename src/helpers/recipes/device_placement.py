@@ -19,10 +19,7 @@ from transformers import AutoModel, AutoTokenizer
 def resolve_device(name: str = "auto") -> torch.device:
     """Return the device of a name; "auto" takes the accelerator that is here, or the CPU.
 
-    A device that is asked for by name is used or refused, never replaced by the CPU.
-
-    Raises:
-        RuntimeError, AssertionError: If this machine does not have it, or PyTorch no code for it.
+    A device that is not here, or for which PyTorch has no code, is an error.
     """
     if name == "auto":
         name = torch.accelerator.current_accelerator(check_available=True) or "cpu"
@@ -41,12 +38,13 @@ def move_to(value: Any, device: torch.device) -> Any:
     if isinstance(value, Mapping):
         return {key: move_to(item, device) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(move_to(item, device) for item in value)
+        moved = [move_to(item, device) for item in value]
+        return value._make(moved) if hasattr(value, "_make") else type(value)(moved)
     return value
 
 
 def tensors_of(module: nn.Module) -> Iterator[tuple[str, str, torch.Tensor]]:
-    """Yield name, kind and tensor of all that PyTorch registered, and of plain attributes."""
+    """Yield name, kind and tensor of what PyTorch registered, and of attributes, lists, dicts."""
     saved = module.state_dict().keys()
     for name, parameter in module.named_parameters():
         yield name, "parameter", parameter
@@ -54,8 +52,11 @@ def tensors_of(module: nn.Module) -> Iterator[tuple[str, str, torch.Tensor]]:
         yield name, "buffer" if name in saved else "non-persistent buffer", buffer
     for prefix, part in module.named_modules():
         for name, value in vars(part).items():
-            if isinstance(value, torch.Tensor):
-                yield f"{prefix}.{name}".lstrip("."), "plain attribute", value
+            several = isinstance(value, dict | list | tuple) and name[0] != "_"  # PyTorch's own
+            items = value.values() if several and isinstance(value, dict) else value
+            for item in items if several else [value]:
+                if isinstance(item, torch.Tensor):
+                    yield f"{prefix}.{name}".lstrip("."), "plain attribute", item
 
 
 def left_behind(module: nn.Module, device: torch.device) -> list[str]:
@@ -74,7 +75,8 @@ def run_on_model_device(model: nn.Module, inputs: Mapping[str, Any]) -> Any:
 
 def encode(model: nn.Module, tokenizer: Any, texts: Sequence[str]) -> np.ndarray:
     """Return a vector for each text, the mean over its real tokens: (texts, hidden), float32."""
-    inputs = tokenizer(list(texts), padding=True, truncation=True, return_tensors="pt")
+    options = {"padding": True, "padding_side": "right", "truncation": True}
+    inputs = tokenizer(list(texts), **options, return_tensors="pt")
     hidden = run_on_model_device(model, inputs).last_hidden_state.float().cpu()
     mask = inputs["attention_mask"].unsqueeze(-1)
     return ((hidden * mask).sum(1) / mask.sum(1)).numpy()
