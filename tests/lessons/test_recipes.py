@@ -7,8 +7,10 @@ import sys
 from helpers.recipes import (
     device_placement,
     distill,
+    embed_corpus,
     fast_pipeline,
     int8,
+    load_checkpoint,
     onnx_export,
     training_memory,
 )
@@ -18,7 +20,8 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from transformers import BertForSequenceClassification
+import transformers
+from transformers import BertForSequenceClassification, BertForTokenClassification, BertModel
 
 WORDS = ["a", "good", "bad", "film", "was", "this", "not", "very", "and", "the"]
 TEXTS = [" ".join(WORDS[i % 7 : i % 7 + 1 + i % 4] * (1 + i % 3)) for i in range(40)]
@@ -81,11 +84,15 @@ def test_device_placement(folder, classifier, tokenizer, tmp_path, capsys):
     assert np.allclose(np.load(target)[1], alone.detach()[0].mean(0), atol=1e-5)
 
 
-def test_accumulated_gradients_are_those_of_the_batch(tiny_model):
-    batch = {"input_ids": torch.randint(5, 90, (7, 9)), "labels": torch.arange(7) % 3}
+@pytest.mark.parametrize("kind", [BertForSequenceClassification, BertForTokenClassification])
+def test_accumulated_gradients_are_those_of_the_batch(tiny_model, kind):
+    labels = torch.arange(7) % 3
+    if kind is BertForTokenClassification:  # -100 is no label: a whole part has none
+        labels = torch.where(torch.arange(9) < torch.arange(7)[:, None] - 2, labels[:, None], -100)
+    batch = {"input_ids": torch.randint(5, 90, (7, 9)), "labels": labels}
     found = []
     for parts in (1, 3):
-        model = tiny_model(BertForSequenceClassification, num_labels=3)
+        model = tiny_model(kind, num_labels=3)
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
         loss = training_memory.training_step(model, batch, optimizer, accumulate=parts)
         found.append((loss, [parameter.detach().clone() for parameter in model.parameters()]))
@@ -148,6 +155,10 @@ def test_int8(exported, folder, table, tmp_path):
     printed = python("int8", exported, target, folder, table)
     assert "only before right" in printed
     assert target.stat().st_size < 0.7 * exported.stat().st_size
+    made = target.read_bytes()
+    with pytest.raises(ValueError, match="or is int8"):
+        int8.quantize(target, target)
+    assert target.read_bytes() == made
 
 
 def test_int8_compares_in_pairs():
@@ -202,8 +213,55 @@ def test_fast_pipeline(exported, folder, classifier, tokenizer, tmp_path, capsys
     np.testing.assert_allclose(found, expected.numpy(), atol=1e-4)
     labels = [line.split("\t")[0] for line in printed.splitlines()[: len(TEXTS)]]
     assert labels == [str(int(label)) for label in expected.argmax(-1)]
-    known = "\n".join(["0\tbad bad film", "1\tgood film", "2\tso so"] * 10)
+    known = "\n".join(["bad bad film\t0", "good film\t1", "so so\t2"] * 10)
     (tmp_path / "known.tsv").write_text(known)
     given = [exported, folder, tmp_path / "texts.txt", "--labelled", tmp_path / "known.tsv"]
     fast_pipeline.main(list(map(str, given)))
     assert f"{len(TEXTS)} texts, " in capsys.readouterr().out
+
+
+def test_padding_on_the_left_changes_nothing(classifier, tokenizer, tiny_tokenizer):
+    left = tiny_tokenizer(*WORDS)
+    left.padding_side = "left"
+    for call in (distill.logits, device_placement.encode, embed):
+        model = classifier if call is distill.logits else classifier.bert
+        one, other = (torch.as_tensor(call(model, each, TEXTS)) for each in (tokenizer, left))
+        torch.testing.assert_close(one, other)
+
+
+def embed(model, tokenizer, texts):
+    return embed_corpus.embed_sorted(texts, model, tokenizer)
+
+
+def test_vectors_do_not_depend_on_a_pooler_that_is_random_each_time(tiny_model, tokenizer):
+    one, other = tiny_model(BertModel), tiny_model(BertModel)
+    torch.nn.init.normal_(other.pooler.dense.weight)
+    assert embed_corpus.digest(one, tokenizer) == embed_corpus.digest(other, tokenizer)
+
+
+@pytest.mark.parametrize("recipe", [onnx_export, distill])
+def test_a_head_that_would_be_random_is_refused(recipe, classifier, folder, table, tmp_path):
+    for part in (classifier.bert, transformers.AutoTokenizer.from_pretrained(folder)):
+        part.save_pretrained(tmp_path / "body")
+    given = {onnx_export: ["file.onnx"], distill: [table, tmp_path / "student"]}
+    with pytest.raises(ValueError, match=r"classifier\.\w+ would be random"):
+        recipe.main([str(tmp_path / "body"), *map(str, given[recipe])])
+
+
+def test_a_damaged_file_and_a_note_of_git_are_refused(tmp_path):
+    path = tmp_path / "model.pth"
+    torch.save({"a": torch.ones(10_000)}, path)
+    whole = path.read_bytes()
+    for content in (whole[:9_000] + b"?" + whole[9_001:], b"version https://git-lfs", b"<html>"):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=r"is damaged|Git LFS pointer"):
+            load_checkpoint.read_file(path)
+
+
+def test_tensors_in_lists_and_dicts_are_left_behind():
+    module = torch.nn.Linear(2, 2)
+    module.tables, module.named = [torch.ones(1)], {"a": torch.ones(1)}
+    assert device_placement.left_behind(module.to("meta"), torch.device("meta")) == [
+        "tables",
+        "named",
+    ]
