@@ -243,7 +243,7 @@ def test_vectors_do_not_depend_on_a_pooler_that_is_random_each_time(tiny_model, 
 def test_a_head_that_would_be_random_is_refused(recipe, classifier, folder, table, tmp_path):
     for part in (classifier.bert, transformers.AutoTokenizer.from_pretrained(folder)):
         part.save_pretrained(tmp_path / "body")
-    given = {onnx_export: ["file.onnx"], distill: [table, tmp_path / "student"]}
+    given = {onnx_export: [tmp_path / "file.onnx"], distill: [table, tmp_path / "student"]}
     with pytest.raises(ValueError, match=r"classifier\.\w+ would be random"):
         recipe.main([str(tmp_path / "body"), *map(str, given[recipe])])
 
