@@ -108,7 +108,7 @@
     const verdicts = data.gpus.map((size) => `${size} GiB: ${verdict(total, size)}`).join(", ");
     byId("lever").disabled = choice.mode === "inference";
     byId("total").textContent = `${gib(total)} GiB`;
-    byId("said").textContent = `at the highest moment, in the ${moment}. Fits from: ${fitsFrom(total)}.`;
+    byId("said").textContent = `at the highest moment, in the ${moment}. Fits, with a tenth to spare, from: ${fitsFrom(total)}.`;
     byId("bar").setAttribute("aria-label", `${call}: ${reached} ${verdicts}.`);
     byId("call").textContent = call;
     byId("own").textContent = data.codes[way(choice)]

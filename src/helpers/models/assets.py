@@ -95,7 +95,7 @@ def tokenizer(name: str):
 
 
 def fetch(names: str | list[str] | None = None) -> list[Provenance]:
-    """Get assets ahead of time and print one line for each; a stand-in is no error.
+    """Get assets ahead of time and print what and where each is; a stand-in is no error.
 
     Args:
         names: By default what the lessons load: all but BERT-large, of which they need the shape.
@@ -109,7 +109,7 @@ def fetch(names: str | list[str] | None = None) -> list[Provenance]:
     for asset in [find(name) for name in ([names] if isinstance(names, str) else names)]:
         try:
             found.append(obtain(asset))
-            print(found[-1], flush=True)
+            print(found[-1], *filter(None, [found[-1].folder]), sep="\n  ", flush=True)
         except AssetError as error:
             missing.append(str(error))
     if missing:
