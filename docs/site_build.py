@@ -185,7 +185,8 @@ def index_page() -> str:
     """Return the first page: README's opening and tables, and the navigation."""
     readme = (notebooks.ROOT / "README.md").read_text(encoding="utf-8")
     opening, rest = readme.split("## Start", 1)[0], readme.split("## The notebooks", 1)[1]
-    opening = opening.replace("[web site](#other-ways-to-run-it)", "page [Will it fit?](fit.md)")
+    link = "[web site](docs/running.md#the-web-site), which one command builds,"
+    opening = opening.replace(link, "page [Will it fit?](fit.md)")
     tables = "## The notebooks" + rest.split("## Encoders", 1)[0]
     lessons, recipes = notebooks.lessons(), notebooks.recipes().values()
     own = {path.stem: path.read_text(encoding="utf-8").split("\n")[0].strip("# ") for path in OWN}
