@@ -309,6 +309,22 @@ def test_the_sections_to_read_are_there():
         )
 
 
+def test_every_message_that_a_list_quotes_is_known_and_leads_where_a_list_does():
+    wanted = {}  # what the lists "Find your error" quote, and the notebooks that they send to
+    for lesson in notebooks.lessons():
+        cells = json.loads(lesson.path.read_text(encoding="utf-8"))["cells"]
+        text = "\n".join("".join(cell["source"]) for cell in cells)
+        for line in re.search(r"# Find your error\n(.+?)\n#", text, re.DOTALL)[1].splitlines():
+            for quoted in re.findall("`([^`]+)`", line):
+                targets = [lesson.number, *re.findall(r"\]\((\d\d)_", line)]
+                wanted.setdefault(quoted, set()).update(targets)
+    messages = {quoted for quoted in wanted if " " in quoted}  # else a name or a switch
+    assert len(messages) > 40
+    for quoted in messages:
+        said = device_errors.explain_pasted(quoted)
+        assert wanted[quoted] & set(re.findall(r"\(notebook (\d\d): ", said)), f"{quoted}: {said}"
+
+
 @pytest.mark.parametrize(("wording", "meaning"), [line.split("\t") for line in WORDINGS])
 def test_case_04_wordings(wording, meaning):
     assert meaning in device_errors.explain(RuntimeError(wording))

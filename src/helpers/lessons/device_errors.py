@@ -1,4 +1,4 @@
-"""Explain PyTorch's device errors: which side did not move, and what to do about it.
+"""Explain error messages: of two devices, which side did not move; of others, what to do.
 
 data/device_errors.json holds how torch words two devices in one operation (which argument, where
 it is, AT, where the REST is), and what other messages mean.
@@ -13,8 +13,8 @@ KNOWN = json.loads((files.DATA / "device_errors.json").read_text(encoding="utf-8
 PLACEMENT = "notebook 01: What moves with the model"
 # PyTorch ends each CUDA error, whatever its cause, with this hint.
 HINT = r"Compile with .TORCH_USE_\w+. to enable device-side assertions"
-UNKNOWN = """Not an error known here. If it names a device, left_behind(model, device) of \
-notebook 01 names what did not move; else see "Find your error", near the top of each notebook."""
+UNKNOWN = """Not an error known here. Messages by topic: "Find your error" in notebook 00 and near \
+the top of each notebook, and errors.html of the web site."""
 DEVICE = r"(?:cpu|gpu|cuda|mps|meta|xpu)(?::\d+)?"
 
 
@@ -31,7 +31,7 @@ def which_side_stayed(argument: str, at: str, rest: str) -> str:
 
 
 def explain(error: BaseException | str) -> str:
-    """Return what a device error means and what to do, or that it is not known here."""
+    """Return what an error means and what to do, or that it is not known here."""
     text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
     text = re.sub(HINT, "", text)
     for wording in KNOWN["two devices"]:
