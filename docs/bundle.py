@@ -66,7 +66,8 @@ def copy(source: Path, target: Path, names: list | None = None) -> None:
 
 def unpack(bundle: str) -> None:
     """Copy models and texts from a bundle to where this machine keeps them."""
-    for source in Path(bundle, "models").glob("[!.]*/[!.]*"):  # macOS leaves such files on sticks
+    # macOS leaves files with a dot in front on sticks.
+    for source in {path.parent for path in Path(bundle, "models").glob("[!.]*/[!.]*/[!.]*")}:
         asset = catalogue.find(source.name)
         from_hub = source.parent.name == "hub"
         copy(

@@ -125,6 +125,8 @@ def test_a_bundle_that_cannot_be_made(room, monkeypatch, capsys, arguments, free
         (TORCH, "x", f"{TORCH} is damaged"),
         ("models/package/reviews/text", None, "models/package/reviews/text is missing"),
         (f"wheels/{TARGET}/a.whl", "x", "a.whl is not on its list: delete it"),
+        ("models/package/bar/x", "x", "models/package/bar/x is not on its list: delete it"),
+        ("SHA256SUMS", "0 *wheels/a", "SHA256SUMS is damaged: it lists no wheels"),
         ("SHA256SUMS", None, "holds no finished bundle"),
         ("SHA256SUMS", "0  wheels/windows-x86_64-3.9/a", f"3.9, and this is {TARGET}"),
         ("../checkout/constraints.txt", "torch==9", "is for another version of the tutorial"),
@@ -138,6 +140,7 @@ def test_what_is_wrong_is_named_before_anything_is_installed(room, capsys, name,
     tutorial.STAMP.unlink()
     (room.stick / name).unlink(missing_ok=True)
     if text:
+        (room.stick / name).parent.mkdir(exist_ok=True)
         (room.stick / name).write_text(text)
     assert tutorial.main(["lab", "--offline", "stick"]) == 1
     assert sentence in capsys.readouterr().err
