@@ -101,6 +101,8 @@ def test_a_bundle_lists_its_files_and_is_unpacked_without_hidden_ones(room):
     [
         ("checkout/stick", 9, {}, "DIR must be a new folder outside of"),
         (__file__, 9, {}, "DIR must be a new folder outside of"),
+        ("own", 9, {}, "own.part is in the way"),
+        ("n" * 300, 9, {}, "File name too long"),
         ("stick --platform=solaris", 9, {}, "argument --platform: invalid choice: 'solaris'"),
         ("stick --python=3.10", 9, {}, "argument --python: invalid choice: '3.10'"),
         ("stick --python=3.11 --python=3.12", 2, {}, "needs 2.2 GB; there are 2.0 GB"),
@@ -110,6 +112,7 @@ def test_a_bundle_lists_its_files_and_is_unpacked_without_hidden_ones(room):
     ],
 )
 def test_a_bundle_that_cannot_be_made(room, monkeypatch, capsys, arguments, free, pip, sentence):
+    Path("own.part/wheels").mkdir(parents=True)  # the user's
     vars(room.pip).update(pip)
     usage = shutil._ntuple_diskusage(99e9, 9e9, free * 1e9)
     monkeypatch.setattr(bundle.shutil, "disk_usage", lambda path: usage)
@@ -117,6 +120,7 @@ def test_a_bundle_that_cannot_be_made(room, monkeypatch, capsys, arguments, free
         bundle.main(arguments.split())
     assert sentence in f"{caught.value} {capsys.readouterr().err}"
     assert not room.stick.exists()
+    assert Path("own.part/wheels").exists()
 
 
 @pytest.mark.parametrize(
