@@ -365,13 +365,12 @@ def check_bundle(bundle, python):
             "`tutorial.py bundle` made, or leave out --offline if .venv was finished before."
         )
     print("Checking the bundle ...", flush=True)
-    lines = listing.read_text(encoding="utf-8", errors="replace").splitlines()
-    sums = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+    text = listing.read_text(encoding="utf-8", errors="replace")
+    sums = {name: digest for digest, _, name in (x.partition("  ") for x in text.splitlines())}
     has = sorted({name.split("/")[1] for name in sums if name.startswith("wheels/")})
-    if not has:
+    if not has or not text.endswith("\n"):
         raise SetupError(
-            f"{listing} is damaged: it lists no wheels. Copy it from another stick, or make the "
-            "bundle again."
+            f"{listing} is damaged. Copy it from another stick, or make the bundle again."
         )
     target = bundle_target(python)
     if target not in has:
