@@ -231,8 +231,8 @@ def write_pages(source: Path) -> None:
         (source / f"{name}.md").write_text(text, encoding="utf-8")
 
 
-def build(work: Path) -> Path | None:
-    """Let Sphinx build the site below an empty folder; None where a page has a fault."""
+def build(work: Path) -> Path:
+    """Let Sphinx build the site below an empty folder; SystemExit where a page has a fault."""
     remote = git("remote", "get-url", "origin")
     branch = git("rev-parse", "--abbrev-ref", "origin/HEAD").removeprefix("origin/")
     launch = launch_addresses(remote, branch or "main")
@@ -248,7 +248,7 @@ def build(work: Path) -> Path | None:
     paths = [str(DOCS), os.environ.get("PYTHONPATH", "")]  # Sphinx imports `anchor` from here
     extra["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     if subprocess.call(command, env=os.environ | extra):
-        return None
+        sys.exit("Sphinx did not build the site: see above.")
     for path in notebooks.recipes().values():  # under its own name: each page links to its file
         shutil.copy(path, html / "recipes")
     return html
@@ -257,9 +257,8 @@ def build(work: Path) -> Path | None:
 def holds_other_files(folder: Path) -> bool:
     """Return whether a folder has files and is no earlier site; hidden ones, as .git, may stay."""
     listing = folder / INVENTORY
-    if listing.is_file() and PROJECT in listing.read_bytes():
-        return False
-    return any(folder.glob("[!.]*"))
+    ours = listing.is_file() and PROJECT in listing.read_bytes()
+    return not ours and any(folder.glob("[!.]*"))
 
 
 def put(html: Path, folder: Path) -> None:
@@ -284,17 +283,12 @@ def main() -> int:
         if holds_other_files(folder):
             parser.error(f"{folder} holds other files than this site: name a new folder")
         with tempfile.TemporaryDirectory() as work:
-            html = build(Path(work))
-            if html:
-                put(html, folder)
+            put(build(Path(work)), folder)
     except OSError as error:
         sys.exit(f"The site was not written: {error}. Name a folder that is yours and has room.")
     except KeyboardInterrupt:
         print("Stopped; the site is not finished. The next run begins anew.", file=sys.stderr)
         return 130
-    if not html:
-        print("Sphinx did not build the site: see above.", file=sys.stderr)
-        return 1
     print(folder / "index.html")
     return 0
 
