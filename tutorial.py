@@ -70,9 +70,8 @@ FAILURES = (
     ),
     (
         r"Permission denied|Errno (1|13|30)\b|WinError (5|32)\b|Access is denied",
-        "A file could not be written. Close what still uses .venv (notebooks, other terminals), "
-        "make sure that this "
-        "folder is yours to write in, and run this again.",
+        "A file could not be read or written. Close what still uses .venv (notebooks, other "
+        "terminals), make sure that this folder is yours to write in, and run this again.",
     ),
     (
         r"CERTIFICATE_VERIFY_FAILED|certificate verify failed",
@@ -204,8 +203,10 @@ def project():
 
 
 def read_stamp():
-    """Return what the last run left in STAMP."""
-    return json.loads(STAMP.read_text(encoding="utf-8")) if STAMP.exists() else {}
+    """Return what the last run left in STAMP: nothing if that was cut off, as without power."""
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        return json.loads(STAMP.read_text(encoding="utf-8"))
+    return {}
 
 
 def write_stamp(**stamp):
@@ -309,6 +310,7 @@ def answers(url, seconds=4):
     """Whether a page answers in time; in a process, as looking up a name has no time-out."""
     probe = [
         sys.executable,
+        "-P",
         "-c",
         f"import urllib.request as r; r.urlopen({url!r}, timeout={seconds})",
     ]
@@ -346,8 +348,11 @@ def file_problem(path, digest):
         return "is not on its list: delete it"
     if not path.is_file():
         return "is missing"
-    with path.open("rb") as file:
-        right = hashlib.file_digest(file, "sha256").hexdigest() == digest
+    try:
+        with path.open("rb") as file:
+            right = hashlib.file_digest(file, "sha256").hexdigest() == digest
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
     return None if right else "is damaged"
 
 
@@ -360,9 +365,13 @@ def check_bundle(bundle, python):
             "`tutorial.py bundle` made, or leave out --offline if .venv was finished before."
         )
     print("Checking the bundle ...", flush=True)
-    lines = listing.read_text(encoding="utf-8", errors="replace").splitlines()
-    sums = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+    text = listing.read_text(encoding="utf-8", errors="replace")
+    sums = {name: digest for digest, _, name in (x.partition("  ") for x in text.splitlines())}
     has = sorted({name.split("/")[1] for name in sums if name.startswith("wheels/")})
+    if not has or not text.endswith("\n"):
+        raise SetupError(
+            f"{listing} is damaged. Copy it from another stick, or make the bundle again."
+        )
     target = bundle_target(python)
     if target not in has:
         raise SetupError(
@@ -377,7 +386,8 @@ def check_bundle(bundle, python):
     folder = f"wheels/{target}/"
     needed = [name for name in sums if name.startswith(("models/", folder))]
     # macOS leaves files with a dot in front on sticks; pip takes none of them.
-    there = [folder + path.name for path in (bundle / folder).glob("[!.]*")]
+    places = (folder + "[!.]*", "models/[!.]*/[!.]*/[!.]*")
+    there = [path.relative_to(bundle).as_posix() for one in places for path in bundle.glob(one)]
     found = {name: file_problem(bundle / name, sums.get(name)) for name in {*needed, *there}}
     problems = sorted(f"{name} {problem}" for name, problem in found.items() if problem)
     if problems:
@@ -424,7 +434,7 @@ def install(torch, build, test, wheels, locked):
 
     Everything comes from the folder `wheels` if there is one, else from the package index.
     """
-    python = [str(PYTHON), "-c"]
+    python = [str(PYTHON), "-P", "-c"]
     if not output(*python, "import pip; print(pip)"):  # as in an environment that uv made
         step("Adding pip", [str(PYTHON), "-m", "ensurepip"], locked)
     kept = VENV / "tutorial-constraints.txt"
@@ -482,9 +492,8 @@ def ensure(test, bundle=None):
 def make(torch, packages, test, bundle, locked):
     """Make .venv, or bring it up to date; STAMP says "unfinished" until everything is there."""
     stamp = read_stamp()
-    ours = stamp.get(
-        "ours", {path.name for path in VENV.iterdir()} <= {LOCK.name, STAMP.stem + ".new"}
-    )
+    begun = {LOCK.name, STAMP.name, STAMP.stem + ".new"}
+    ours = stamp.get("ours", {path.name for path in VENV.iterdir()} <= begun)
     keep = intact(stamp) if ours else python_of(str(PYTHON)) in PYTHONS
     if not (ours or keep):
         raise SetupError(
@@ -523,7 +532,8 @@ def offline(arguments):
 
 def hand_over(python, arguments, **extra):
     """Become `python -m helpers`; on Windows run it and return its exit code."""
-    command, variables = [str(python), "-m", "helpers", *arguments], environment(**extra)
+    # -P: a file called json.py in the reader's folder must not be taken for Python's own.
+    command, variables = [str(python), "-P", "-m", "helpers", *arguments], environment(**extra)
     sys.stdout.flush()
     if os.name != "nt":
         os.execve(command[0], command, variables)
@@ -549,8 +559,12 @@ def main(arguments):
         arguments, bundle = offline(arguments)
         ensure(arguments[0] == "test", bundle)
         return hand_over(PYTHON, arguments)
-    except (SetupError, OSError) as error:
-        print(error if isinstance(error, SetupError) else explain(str(error)), file=sys.stderr)
+    except SetupError as error:
+        print(error, file=sys.stderr)
+        return 1
+    except OSError as error:
+        said = explain(str(error))
+        print(said if str(error) in said else f"{said}\n({error})", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("\nStopped. Run the same command again to go on.", file=sys.stderr)

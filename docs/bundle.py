@@ -39,7 +39,7 @@ def get_wheels(script, folder: Path) -> None:
     system, torch = PLATFORMS[platform]["markers"]["platform_system"], script.project()[0]
     what, arguments = script.torch_source(torch, system, "cpu", script.answers)
     print(f"Wheels for {folder.name} (PyTorch: {what}; others: 0.3 GB) ...", flush=True)
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-input", "--no-deps"]
+    command = [sys.executable, "-P", "-m", "pip", "download", "--quiet", "--no-input", "--no-deps"]
     command += ["--only-binary=:all:", f"--dest={folder}", *arguments]
     command += [f"--platform={tag}" for tag in PLATFORMS[platform]["tags"]]
     have = set()
@@ -66,7 +66,8 @@ def copy(source: Path, target: Path, names: list | None = None) -> None:
 
 def unpack(bundle: str) -> None:
     """Copy models and texts from a bundle to where this machine keeps them."""
-    for source in Path(bundle, "models").glob("[!.]*/[!.]*"):  # macOS leaves such files on sticks
+    # macOS leaves files with a dot in front on sticks.
+    for source in {path.parent for path in Path(bundle, "models").glob("[!.]*/[!.]*/[!.]*")}:
         asset = catalogue.find(source.name)
         from_hub = source.parent.name == "hub"
         copy(
@@ -76,6 +77,7 @@ def unpack(bundle: str) -> None:
 
 def make(script, folder: Path, targets: list[str]) -> None:
     """Fill a new folder with all parts of a bundle, and list them."""
+    (folder / "README.txt").write_text(README.replace("TARGETS", ", ".join(targets)), "utf-8")
     for origin in [origin for origin in assets.fetch() if origin.folder]:  # not stand-ins
         copy(origin.folder, folder / "models" / origin.kind / origin.name)
     names = script.output("git", "-C", str(files.ROOT), "ls-files", "-z").split("\0")
@@ -86,11 +88,18 @@ def make(script, folder: Path, targets: list[str]) -> None:
     for target in targets:
         get_wheels(script, folder / "wheels" / target)
     # The list comes last, so a folder that has it is complete.
-    (folder / "README.txt").write_text(README.replace("TARGETS", ", ".join(targets)), "utf-8")
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     sums = [f"{files.sha256(path)}  {path.relative_to(folder).as_posix()}\n" for path in paths]
     (folder / "SHA256SUMS").write_text("".join(sums), encoding="utf-8", newline="\n")
     print(f"Finished: {sum(path.stat().st_size for path in paths) / 1e9:.2f} GB.")
+
+
+def unfinished(part: Path) -> bool:
+    """Return whether a folder is what a run that was stopped left, and nobody's own."""
+    readme = part / "README.txt"
+    if readme.is_file():
+        return readme.read_bytes().startswith(README.partition("\n")[0].encode())
+    return part.is_dir() and not any(part.iterdir())
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -106,9 +115,11 @@ def main(argv: list[str] | None = None) -> int:
     given = parser.parse_args(argv)
     folder, part = given.folder, Path(f"{given.folder}.part")
     targets = [f"{a}-{b}" for a in given.platform or [own] for b in given.python or [python]]
-    if folder.exists() or files.ROOT in folder.parents:
-        parser.error(f"DIR must be a new folder outside of {files.ROOT}, and not {folder}")
     try:
+        if folder.exists() or files.ROOT in folder.parents:
+            parser.error(f"DIR must be a new folder outside of {files.ROOT}, and not {folder}")
+        if part.exists() and not unfinished(part):
+            parser.error(f"{part} is in the way: move it, or choose another DIR")
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
         need, free = 1.1 + 0.55 * len(targets), shutil.disk_usage(part).free / 1e9

@@ -169,29 +169,44 @@ def in_class(number: str, wanted: str) -> tuple[str, int]:
     return f"**{number}**: {', '.join(names)}", 5 * math.ceil(minutes / 5)
 
 
+def parted(text: str, name: str) -> tuple[str, str, str]:
+    """Return what stands before a table's rows, between its marks, and after them.
+
+    Raises:
+        ValueError: If the text has not each of the two marks once, in order.
+    """
+    begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
+    before, _, rest = text.partition(begin)
+    table, closed, after = rest.partition(end)
+    if not closed or text.count(begin) + text.count(end) > 2:
+        raise ValueError(f"{GUIDE.name} must hold {begin.strip()} and {end} once, in this order")
+    return before + begin, table, end + after
+
+
 def written(text: str) -> str:
     """Return the guide's text with its tables, which stand between marks, as they have to be.
 
     Raises:
-        ValueError: If a table's marks are missing, or the notebooks no longer fit a plan.
+        ValueError: If a table's marks are not there, or the notebooks no longer fit a plan.
     """
     tables = {"times": times()} | {name: schedule(*plan) for name, plan in PLANS.items()}
     for name, table in tables.items():
-        begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
-        if begin not in text or end not in text:
-            raise ValueError(f"{GUIDE.name} lacks the marks of the table: {begin.strip()} {end}")
-        before, rest = text.split(begin)
-        text = f"{before}{begin}{table}\n{end}{rest.split(end)[1]}"
+        before, _, after = parted(text, name)
+        text = f"{before}{table}\n{after}"
     return text
 
 
 def strangers(text: str) -> list[str]:
     """Return the guide's questions that their notebooks do not ask."""
-    table = text.split("<!-- predictions -->")[1].split("<!-- /predictions -->")[0]
+    table = parted(text, "predictions")[1]
     asked = {number: one.path.read_text(encoding="utf-8") for number, one in lessons().items()}
     asked = {number: re.sub(r"\\(.)", r"\1", page) for number, page in asked.items()}  # no JSON
     rows = re.findall(r"(?m)^\| (\d\d) \| (.+?) \|", table)
-    return [f"{number}: {question}" for number, question in rows if question not in asked[number]]
+    return [
+        f"{number}: {question}"
+        for number, question in rows
+        if question not in asked.get(number, "")
+    ]
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -201,11 +216,11 @@ def main(argv: list[str] | None = None) -> int:
     check = parser.parse_args(argv).check
     old = GUIDE.read_text(encoding="utf-8")
     try:
-        new = written(old)
+        new, unknown = written(old), strangers(old)
     except ValueError as error:
         print(error)
         return 1
-    if unknown := strangers(old):
+    if unknown:
         print(f"{GUIDE.name} asks what the notebook does not: {'; '.join(unknown)}")
         return 1
     if check and new != old:

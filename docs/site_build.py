@@ -33,6 +33,7 @@ TWO_DEVICES = (
     "Two devices in one operation: what the message names is on one, the rest on another. Move "
     "both, or neither."
 )
+INVENTORY, PROJECT = "objects.inv", b"# Project: BERT on any device\n"  # Sphinx writes it
 REMOTE = re.compile(r"(?:://|@)(github|gitlab)\.com[:/](.+?)(?:\.git)?/?$")
 
 
@@ -231,35 +232,64 @@ def write_pages(source: Path) -> None:
         (source / f"{name}.md").write_text(text, encoding="utf-8")
 
 
-def main() -> int:
-    """Build the site; returns the exit status, 1 where a page has a fault or packages lack."""
-    parser = argparse.ArgumentParser(prog="python -m helpers site", description=__doc__)
-    parser.add_argument("folder", type=Path, help="where the pages are written")
-    folder = parser.parse_args().folder.resolve()
-    if not all(map(importlib.util.find_spec, NEEDS)):
-        print(MISSING, file=sys.stderr)
-        return 1
+def build(work: Path) -> Path:
+    """Let Sphinx build the site below an empty folder; SystemExit where a page has a fault."""
     remote = git("remote", "get-url", "origin")
     branch = git("rev-parse", "--abbrev-ref", "origin/HEAD").removeprefix("origin/")
     launch = launch_addresses(remote, branch or "main")
     if not launch:
         print(NO_LAUNCH)
-    with tempfile.TemporaryDirectory() as work:
-        source = Path(work, "source")
-        source.mkdir()
-        write_pages(source)
-        options = ["--quiet", "--fail-on-warning", "--keep-going", "--conf-dir", str(DOCS)]
-        options += ["--doctree-dir", str(Path(work, "doctrees"))]
-        command = [sys.executable, "-m", "sphinx", *options, str(source), str(folder)]
-        extra = {"SITE_LAUNCH": json.dumps(launch)}
-        paths = [str(DOCS), os.environ.get("PYTHONPATH", "")]  # Sphinx imports `anchor` from here
-        extra["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-        status = subprocess.call(command, env=os.environ | extra)
-    if status:
-        print("The pages have faults: see above.", file=sys.stderr)
-        return status
+    source, html = work / "source", work / "out" / "html"  # MyST-NB writes beside its output, too
+    source.mkdir()
+    write_pages(source)
+    options = ["--quiet", "--fail-on-warning", "--keep-going", "--conf-dir", str(DOCS)]
+    options += ["--doctree-dir", str(work / "doctrees")]
+    command = [sys.executable, "-P", "-m", "sphinx", *options, str(source), str(html)]
+    extra = {"SITE_LAUNCH": json.dumps(launch)}
+    paths = [str(DOCS), os.environ.get("PYTHONPATH", "")]  # Sphinx imports `anchor` from here
+    extra["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    if subprocess.call(command, env=os.environ | extra):
+        sys.exit("Sphinx did not build the site: see above.")
     for path in notebooks.recipes().values():  # under its own name: each page links to its file
-        shutil.copy(path, folder / "recipes")
+        shutil.copy(path, html / "recipes")
+    return html
+
+
+def holds_other_files(folder: Path) -> bool:
+    """Return whether a folder has files and is no earlier site; hidden ones, as .git, may stay."""
+    listing = folder / INVENTORY
+    ours = listing.is_file() and PROJECT in listing.read_bytes()
+    return not ours and any(folder.glob("[!.]*"))
+
+
+def put(html: Path, folder: Path) -> None:
+    """Copy a site into a folder, first what tells that it is one: a copy may be cut off."""
+    for path in (html / INVENTORY, *html.rglob("*")):
+        if path.is_file():
+            target = folder / path.relative_to(html)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target)
+
+
+def main() -> int:
+    """Build the site; returns the exit status, 1 where a page has a fault or packages lack."""
+    parser = argparse.ArgumentParser(prog="python -m helpers site", description=__doc__)
+    parser.add_argument("folder", type=Path, help="where the pages are written: new, or a site")
+    folder = parser.parse_args().folder.resolve()
+    if not all(map(importlib.util.find_spec, NEEDS)):
+        print(MISSING, file=sys.stderr)
+        return 1
+    try:
+        folder.mkdir(parents=True, exist_ok=True)  # before anything is built
+        if holds_other_files(folder):
+            parser.error(f"{folder} holds other files than this site: name a new folder")
+        with tempfile.TemporaryDirectory() as work:
+            put(build(Path(work)), folder)
+    except OSError as error:
+        sys.exit(f"The site was not written: {error}. Name a folder that is yours and has room.")
+    except KeyboardInterrupt:
+        print("Stopped; the site is not finished. The next run begins anew.", file=sys.stderr)
+        return 130
     print(folder / "index.html")
     return 0
 

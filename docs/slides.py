@@ -192,6 +192,11 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(f"there is no notebook {unknown[0]}; there are {', '.join(lessons)}")
     try:
         put_reveal(given.folder / "reveal.js")
+        for number in chosen_ones:
+            target = given.folder / f"{lessons[number].path.stem}.html"
+            with files.atomic_write(target) as part:
+                part.write_text(page(lessons[number].path), encoding="utf-8")
+            print(target)
     except catalogue.AssetError as error:
         cause = str(error).partition(" Way out:")[0]
         print(
@@ -202,13 +207,10 @@ def main(argv: list[str] | None = None) -> int:
         )
         return 1
     except OSError as error:
-        print(f"The slides cannot be written: {error}", file=sys.stderr)
-        return 1
-    for number in chosen_ones:
-        target = given.folder / f"{lessons[number].path.stem}.html"
-        with files.atomic_write(target) as part:
-            part.write_text(page(lessons[number].path), encoding="utf-8")
-        print(target)
+        sys.exit(f"The slides were not written: {error}. Name a folder that is yours and has room.")
+    except KeyboardInterrupt:
+        print("Stopped; the slides are not finished.", file=sys.stderr)
+        return 130
     return 0
 
 

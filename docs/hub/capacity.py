@@ -43,7 +43,10 @@ def wait(cpu_seconds: float, at_once: int, cpus: int) -> float:
 def main(rest: list[str]) -> int:
     """Say what a class needs, and how long it waits."""
     path = files.DATA / "seats.json"
-    measured = json.loads(path.read_text(encoding="utf-8"))["notebooks"]
+    try:
+        measured = json.loads(path.read_text(encoding="utf-8"))["notebooks"]
+    except ValueError:
+        sys.exit(f"{path} is damaged: take it from the tutorial once more.")
     given = parse(rest, measured)
     seat, at_once = measured[given.notebook], given.at_once or given.learners
     sizes = {name: seat[f"{name}_bytes"] / 1e9 for name in ("private", "shared", "hub")}

@@ -97,7 +97,7 @@ def hub(folder: Path) -> Iterator[tuple[str, str]]:
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     variables = {"LOOPBACK": json.dumps(given), "REHEARSAL": str(folder), "PATH": path}
     variables["CONFIGPROXY_AUTH_TOKEN"] = secrets.token_hex(32)
-    command = [sys.executable, "-m", "jupyterhub", "-f", str(HERE / "loopback_config.py")]
+    command = [sys.executable, "-P", "-m", "jupyterhub", "-f", str(HERE / "loopback_config.py")]
     with (folder / "log").open("w") as log:
         process = psutil.Popen(
             command, cwd=folder, env=os.environ | variables, stdout=log, stderr=log

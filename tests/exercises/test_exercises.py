@@ -52,6 +52,8 @@ def test_only_right_answers_are_recorded_and_stay(tmp_path, monkeypatch, said):
 
 
 def test_where_nothing_can_be_recorded_a_sentence_says_so(monkeypatch, said):
+    monkeypatch.setenv("BERT_PROGRESS", "~nobody-here/folder")
+    assert said(check_07_1, 1).startswith("correct\n(This is not recorded for exercises.progress()")
     monkeypatch.setenv("BERT_PROGRESS", __file__)
     assert said(check_07_1, 1).startswith("correct\n(This is not recorded for exercises.progress()")
     assert "\n07  0 of 2" in said(exercises.progress)

@@ -101,6 +101,8 @@ def test_a_bundle_lists_its_files_and_is_unpacked_without_hidden_ones(room):
     [
         ("checkout/stick", 9, {}, "DIR must be a new folder outside of"),
         (__file__, 9, {}, "DIR must be a new folder outside of"),
+        ("own", 9, {}, "own.part is in the way"),
+        ("n" * 300, 9, {}, "File name too long"),
         ("stick --platform=solaris", 9, {}, "argument --platform: invalid choice: 'solaris'"),
         ("stick --python=3.10", 9, {}, "argument --python: invalid choice: '3.10'"),
         ("stick --python=3.11 --python=3.12", 2, {}, "needs 2.2 GB; there are 2.0 GB"),
@@ -110,6 +112,7 @@ def test_a_bundle_lists_its_files_and_is_unpacked_without_hidden_ones(room):
     ],
 )
 def test_a_bundle_that_cannot_be_made(room, monkeypatch, capsys, arguments, free, pip, sentence):
+    Path("own.part/wheels").mkdir(parents=True)  # the user's
     vars(room.pip).update(pip)
     usage = shutil._ntuple_diskusage(99e9, 9e9, free * 1e9)
     monkeypatch.setattr(bundle.shutil, "disk_usage", lambda path: usage)
@@ -117,6 +120,7 @@ def test_a_bundle_that_cannot_be_made(room, monkeypatch, capsys, arguments, free
         bundle.main(arguments.split())
     assert sentence in f"{caught.value} {capsys.readouterr().err}"
     assert not room.stick.exists()
+    assert Path("own.part/wheels").exists()
 
 
 @pytest.mark.parametrize(
@@ -125,8 +129,11 @@ def test_a_bundle_that_cannot_be_made(room, monkeypatch, capsys, arguments, free
         (TORCH, "x", f"{TORCH} is damaged"),
         ("models/package/reviews/text", None, "models/package/reviews/text is missing"),
         (f"wheels/{TARGET}/a.whl", "x", "a.whl is not on its list: delete it"),
+        ("models/package/bar/x", "x", "models/package/bar/x is not on its list: delete it"),
+        ("SHA256SUMS", "0 *wheels/a\n", "SHA256SUMS is damaged"),
+        ("SHA256SUMS", "0  wheels/windows-x8", "SHA256SUMS is damaged"),
         ("SHA256SUMS", None, "holds no finished bundle"),
-        ("SHA256SUMS", "0  wheels/windows-x86_64-3.9/a", f"3.9, and this is {TARGET}"),
+        ("SHA256SUMS", "0  wheels/windows-x86_64-3.9/a\n", f"3.9, and this is {TARGET}"),
         ("../checkout/constraints.txt", "torch==9", "is for another version of the tutorial"),
     ],
 )
@@ -138,6 +145,7 @@ def test_what_is_wrong_is_named_before_anything_is_installed(room, capsys, name,
     tutorial.STAMP.unlink()
     (room.stick / name).unlink(missing_ok=True)
     if text:
+        (room.stick / name).parent.mkdir(exist_ok=True)
         (room.stick / name).write_text(text)
     assert tutorial.main(["lab", "--offline", "stick"]) == 1
     assert sentence in capsys.readouterr().err

@@ -30,6 +30,8 @@ def site(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GIT_DIR", str(work / ".git"))
         assert cli.main(["site", str(work / "html")]) == 0
+        assert cli.main(["site", str(work)]) == 2  # it holds other files
+    assert sorted(path.name for path in work.iterdir()) == [".git", "html"]
     pages = (page for page in (work / "html").rglob("*.html") if "_static" not in page.parts)
     return {page.relative_to(work / "html").as_posix(): page for page in pages}
 

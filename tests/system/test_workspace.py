@@ -43,6 +43,8 @@ def test_reset_keeps_every_version(copy, monkeypatch, capsys):
     assert back.endswith("02_gpu_memory.ipynb: back as it came")
     for page, original in zip(notebooks.pages(copy), notebooks.pages(), strict=True):
         assert page.read_bytes() == original.read_bytes()
+    cli.main(["reset", "01", "--folder", "solutions"])
+    assert "unchanged" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("numbers", [["01", "77"], ["02", "01"]], ids=["unknown", "protected"])
@@ -52,21 +54,25 @@ def test_reset_touches_nothing_where_it_cannot_do_all(copy, monkeypatch, capsys,
     with pytest.raises(SystemExit):
         cli.main(["reset", *numbers, "--folder", str(copy)])
     said = capsys.readouterr().err
-    assert ("no notebook 77: choose" if "77" in numbers else "write-protected: ") in said
+    assert (
+        "no notebook 77: choose" if "77" in numbers else "missing, protected or a folder"
+    ) in said
     assert (copy / PAGE.name).read_text() == "mine"
 
 
-def test_in_the_checkout_the_original_comes_from_git(copy, monkeypatch):
+@pytest.mark.parametrize("inner", ["", "solutions"])
+def test_in_the_checkout_the_original_comes_from_git(copy, monkeypatch, inner):
     monkeypatch.setattr(workspace, "NOTEBOOKS", copy)
     with pytest.raises(SystemExit, match="git has no original"):
         cli.main(["reset", "01", "--folder", str(copy)])
     git = ["git", "-C", str(copy), "-c", "user.name=a", "-c", "user.email=a@b"]
     for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "all"]):
         subprocess.run([*git, *command], check=True)
-    (copy / PAGE.name).write_text("mine")
-    cli.main(["reset", "01", "--folder", str(copy)])
-    assert (copy / PAGE.name).read_bytes() == PAGE.read_bytes()
-    assert [path.read_text() for path in copy.glob("*.mine-*")] == ["mine"]
+    page = copy / inner / PAGE.name
+    page.write_text("mine")
+    cli.main(["reset", "01", "--folder", str(page.parent)])
+    assert page.read_bytes() == (PAGE.parent / inner / PAGE.name).read_bytes()
+    assert [path.read_text() for path in page.parent.glob("*.mine-*")] == ["mine"]
 
 
 def test_capacity_adds_up_what_was_measured(capfd):

@@ -18,7 +18,7 @@ def add(name: str) -> None:
     try:
         folder().mkdir(parents=True, exist_ok=True)
         (folder() / name).touch()  # its time is the date, and nothing is read that could be damaged
-    except OSError as error:
+    except (OSError, RuntimeError) as error:  # the latter without a home folder
         print(f"(This is not recorded for exercises.progress(): {error})")
 
 

@@ -50,7 +50,7 @@ def explain(error: BaseException | str) -> str:
 
 def explain_pasted(text: str) -> str:
     """Return what a message or a traceback (its exceptions, the last one first) means."""
-    text = re.sub(r"\x1b\[[0-9;]*m", "", text)  # a notebook's colours
+    text = re.sub(r"\x1b\[[0-9;]*m|\S{500,}", "", text)  # a notebook's colours, encoded data
     exceptions = r"^[A-Za-z_][\w.]*: .*?(?=\n\n(?:During handling|The above)|\nTraceback|\Z)"
     found = re.findall(exceptions, text, re.MULTILINE | re.DOTALL)
     meanings = [explain(message) for message in reversed(found or [text])]

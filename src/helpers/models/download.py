@@ -137,7 +137,7 @@ def _link(package: Package) -> str:
 
     `pip download` would run an sdist's setup.py; pip's own log of the links it found does not.
     """
-    command = [sys.executable, "-m", "pip", "index", "versions", "-vvv", "--no-input"]
+    command = [sys.executable, "-P", "-m", "pip", "index", "versions", "-vvv", "--no-input"]
     command += ["--retries", "0", "--timeout", str(network.PATIENCE)]
     command += ["--disable-pip-version-check", package.name]
     wanted = rf"(?:https?|file):\S*/{re.escape(package.archive)}(?=[\s#,])"

@@ -115,7 +115,7 @@ def _opener() -> urllib.request.OpenerDirector:
     """Open links with the system's certificates, and with those and the proxy of pip."""
     import certifi
 
-    command = [sys.executable, "-m", "pip", "config", "list"]
+    command = [sys.executable, "-P", "-m", "pip", "config", "list"]
     listing = subprocess.run(command, capture_output=True, text=True, check=False).stdout
     settings = dict(re.findall(r"\.(cert|proxy)='(.+)'$", listing, re.MULTILINE))
     context = ssl.create_default_context()

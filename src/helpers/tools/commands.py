@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -102,11 +101,22 @@ def recipe(rest: list[str]) -> int:
         return 0
     path = found[given.number]
     target = given.folder / path.name
-    if target.exists():
+    if os.path.lexists(target):
         parser.error(f"{target} exists already and is not replaced")
-    given.folder.mkdir(parents=True, exist_ok=True)
-    print(f"{shutil.copyfile(path, target)} (python {target} --help)")
+    write(parser, {target: path.read_bytes()})
+    print(f"{target} (python {target} --help)")
     return 0
+
+
+def write(parser: argparse.ArgumentParser, contents: dict[Path, bytes]) -> None:
+    """Write files, each in one move; where the system refuses, its reason ends the command."""
+    try:
+        for path, content in contents.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with files.atomic_write(path) as part:
+                part.write_bytes(content)
+    except OSError as error:
+        parser.error(f"{error}: name a folder that is yours to write in, and has room")
 
 
 def explain(rest: list[str]) -> int:
@@ -146,7 +156,11 @@ def capacity(rest: list[str]) -> int:
 def _run_of_docs(script: str, rest: list[str]) -> int:
     """Run a script of docs/, which is there in a checkout only."""
     require_checkout()
-    return subprocess.call([sys.executable, files.ROOT / "docs" / script, *rest])
+    with subprocess.Popen([sys.executable, files.ROOT / "docs" / script, *rest]) as child:
+        try:
+            return child.wait()
+        except KeyboardInterrupt:  # it has reached the script as well, which says what it leaves
+            return child.wait()
 
 
 def bench(rest: list[str]) -> int:

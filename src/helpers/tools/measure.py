@@ -26,11 +26,9 @@ def _kernels(root: psutil.Process) -> set[psutil.Process]:
     """Return the Jupyter kernels below a process, and all their children."""
     family = set()
     for process in root.children(recursive=True):
-        try:
+        with contextlib.suppress(psutil.Error):  # it ended between the listing and the look
             if any("ipykernel" in part for part in process.cmdline()):
                 family |= {process, *process.children(recursive=True)}
-        except psutil.Error:  # it ended between the listing and the look
-            continue
     return family
 
 
@@ -38,10 +36,8 @@ def _memory(processes: set[psutil.Process]) -> int:
     """Return the resident bytes of processes, now."""
     total = 0
     for process in processes:
-        try:
+        with contextlib.suppress(psutil.Error):
             total += 0 if _starting(process) else process.memory_info().rss
-        except psutil.Error:
-            continue
     return total
 
 

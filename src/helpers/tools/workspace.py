@@ -2,14 +2,13 @@
 
 import argparse
 import os
-import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 from helpers.core import files
-from helpers.tools.commands import require_checkout
+from helpers.tools.commands import require_checkout, write
 from helpers.tools.notebooks import NOTEBOOKS, PAGES, pages
 
 
@@ -24,13 +23,7 @@ def notebooks(rest: list[str]) -> int:
     paths = [path.relative_to(NOTEBOOKS) for path in NOTEBOOKS.rglob("*") if path.is_file()]
     wanted = [path for path in paths if not path.match(".*") and ".mine-" not in path.name]
     new = [path for path in wanted if not os.path.lexists(folder / path)]
-    try:
-        for path in new:
-            (folder / path).parent.mkdir(parents=True, exist_ok=True)
-            with files.atomic_write(folder / path) as part:
-                shutil.copyfile(NOTEBOOKS / path, part)
-    except OSError as error:
-        parser.error(f"{error}: name a folder that is yours to write in, and has room")
+    write(parser, {folder / path: (NOTEBOOKS / path).read_bytes() for path in new})
     print(f"{folder}: {len(new)} files are new, {len(wanted) - len(new)} were there and stay.")
     return 0
 
@@ -45,19 +38,22 @@ def reset(rest: list[str]) -> int:
     require_checkout()
     here = Path.cwd() if any(Path(page.name).exists() for page in pages()) else NOTEBOOKS
     folder = (given.folder or here).resolve()
-    copy = folder != NOTEBOOKS.resolve()
+    # Solutions have the names of their notebooks, and originals of their own.
+    inner = "solutions/" if folder.name == "solutions" and pages(folder.parent) else ""
+    copy = folder != (NOTEBOOKS / inner).resolve()
     # A copy's originals are the checkout's pages, and those of the checkout itself git's.
     names = [path.name for path in pages()] if copy else _git("ls-files", PAGES).decode().split()
     names = {name[:2]: name for name in names}
     if unknown := sorted(set(given.numbers) - set(names)):  # before the first page is touched
         parser.error(f"no notebook {', '.join(unknown)}: choose from {', '.join(names)}")
     chosen = [folder / names[number] for number in dict.fromkeys(given.numbers)]
-    for path in (folder, *filter(Path.exists, chosen)):
-        if not os.access(path, os.W_OK):
-            parser.error(f"{path} is missing or write-protected: notebooks FOLDER makes a copy")
+    for path in (folder, *filter(os.path.lexists, chosen)):
+        if not os.access(path, os.R_OK | os.W_OK) or (path != folder and path.is_dir()):
+            parser.error(f"{path} is missing, protected or a folder: notebooks FOLDER makes a copy")
     for page in chosen:
-        shared = NOTEBOOKS / page.name
-        print(_restore(page, shared.read_bytes() if copy else _git("show", f"HEAD:./{page.name}")))
+        name = inner + page.name
+        original = (NOTEBOOKS / name).read_bytes() if copy else _git("show", f"HEAD:./{name}")
+        print(_restore(parser, page, original))
     return 0
 
 
@@ -75,9 +71,9 @@ def _git(*arguments: str) -> bytes:
         )
 
 
-def _restore(page: Path, original: bytes) -> str:
+def _restore(parser: argparse.ArgumentParser, page: Path, original: bytes) -> str:
     """Write a page's original in its place, and first what was there beside it."""
-    said = f"{page}: back as it came"
+    said, contents = f"{page}: back as it came", {page: original}
     if page.exists():
         yours = page.read_bytes()
         mine = page.with_suffix(time.strftime(".mine-%Y-%m-%d-%H%M.ipynb"))
@@ -85,9 +81,7 @@ def _restore(page: Path, original: bytes) -> str:
             return f"{page}: unchanged, nothing to do"
         while os.path.lexists(mine):  # a second one in this minute
             mine = mine.with_stem(f"{mine.stem}-2")
-        with files.atomic_write(mine) as part:
-            part.write_bytes(yours)
+        contents = {mine: yours, page: original}
         said += f", yours is {mine.name} (in JupyterLab: File, Reload Notebook from Disk)"
-    with files.atomic_write(page) as part:
-        part.write_bytes(original)
+    write(parser, contents)
     return said
