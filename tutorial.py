@@ -10,12 +10,14 @@ no traceback. (`uv run` reads the lines above: without them it would make .venv 
 
 The state of .venv is one small file, STAMP. It is the first thing in the folder, says "unfinished"
 (no `packages`) before anything else changes, and is replaced in one move when everything is in
-place. Whatever stops the work in between, the next run sees an unfinished environment and makes it
-anew.
+place. Whatever stops the work in between, the next run sees an unfinished environment. One that was
+never finished is made anew. One that was finished before is never emptied: where no package was
+changed yet, it is finished as it `was`; else what is missing or cut short is installed over it.
 """
 
 import argparse
 import contextlib
+import csv
 import ctypes
 import errno
 import hashlib
@@ -89,7 +91,8 @@ FAILURES = (
         r"|ReadTimeout|timed out|Network is unreachable|ProxyError|SSLError|RemoteDisconnected"
         r"|Connection (reset|aborted)|IncompleteRead",
         "The package index could not be reached. Check the network (behind a proxy, set "
-        "HTTPS_PROXY), run this again.",
+        "HTTPS_PROXY) and run this again; or with `--offline DIR`, as the first time, if .venv "
+        "comes from a bundle.",
     ),
     (
         r"No matching distribution found for torch\b",
@@ -102,6 +105,16 @@ FAILURES = (
         "https://aka.ms/vc14/vc_redist.x64.exe, and run this again.",
     ),
 )
+
+# After a failure that changed nothing; True: only the test tools are missing.
+AS_IT_WAS = {
+    True: "The tutorial itself is as it was: `python3 tutorial.py lab` works. The test tools need "
+    "a network, or `test --offline DIR`.",
+    False: "This version of the tutorial needs other packages than .venv has. Nothing in there was "
+    "changed: run this again with a network, or with `--offline DIR` and a bundle of this version. "
+    "Until then, the version before works. So may this one with the packages that are there, "
+    f"which nobody tested together: {PYTHON.relative_to(ROOT)} -m helpers lab",
+}
 
 
 class SetupError(Exception):
@@ -222,6 +235,43 @@ def intact(stamp):
         and stamp["root"] == str(ROOT)
         and python_of(str(PYTHON)) == stamp["python"]
     )
+
+
+def package_folders():
+    """Return the folders of .venv that hold packages."""
+    return [*VENV.glob("lib/*/site-packages"), *VENV.glob("Lib/site-packages")]
+
+
+def marks():
+    """Return what changes whenever a package is installed or removed."""
+    return [folder.stat().st_mtime_ns for folder in sorted(package_folders())]
+
+
+def settled():
+    """Return STAMP's state, after taking back a start that stopped before it changed a package."""
+    stamp = read_stamp()
+    if stamp.get("was") and stamp["marks"] == marks():
+        stamp = stamp["was"]
+        write_stamp(**stamp)
+    return stamp
+
+
+def is_whole(folder, name="", _="", size="cut short"):
+    """Whether the file that a line of a RECORD names is there; what is compiled may be missing."""
+    path = folder / name
+    return name.endswith(".pyc") or (path.is_file() and size in ("", str(path.stat().st_size)))
+
+
+def forget_incomplete_packages():
+    """Take the records of packages that are not all there, so that pip installs them once more."""
+    for folder in package_folders():
+        for info in folder.glob("*.dist-info"):
+            record, whole = info / "RECORD", False
+            if record.is_file() and (info / "INSTALLER").is_file():  # pip writes these two last
+                text = record.read_text(encoding="utf-8", errors="replace")
+                whole = all(is_whole(folder, *row[:3]) for row in csv.reader(text.splitlines()))
+            if not whole:
+                shutil.rmtree(info)
 
 
 def acquired(file):
@@ -454,18 +504,18 @@ def install(torch, build, test, wheels, locked):
     step("Starting PyTorch once", [*python, "import torch"], locked)
 
 
+def ready(stamp, packages, test):
+    """Whether .venv has these packages, with test tools if `test` is set."""
+    return stamp.get("packages") == packages and stamp["test"] >= test and intact(stamp)
+
+
 def ensure(test, bundle=None):
     """Make sure that .venv has the pinned environment, with test tools if `test` is set.
 
     With a bundle, packages, models and texts come from there, and the network is not asked.
     """
     torch, packages = project()
-
-    def ready():
-        return stamp.get("packages") == packages and stamp["test"] >= test and intact(stamp)
-
-    stamp = read_stamp()
-    if ready() and not bundle:
+    if ready(read_stamp(), packages, test) and not bundle:
         return
     problem = machine_problem()
     if problem:
@@ -479,9 +529,9 @@ def ensure(test, bundle=None):
             )
             while not acquired(locked):
                 time.sleep(0.3)
-        stamp = read_stamp()
-        if not ready():  # else done by the start that was waited for
-            make(torch, packages, test, bundle, locked)
+        stamp = settled()
+        if not ready(stamp, packages, test):  # else done by the start that was waited for
+            make(torch, packages, stamp, test, bundle, locked)
         elif bundle:
             check_bundle(bundle, stamp["python"])
         if bundle:
@@ -489,12 +539,12 @@ def ensure(test, bundle=None):
             step("Copying models and texts", [str(PYTHON), "-c", copy, str(bundle)], locked)
 
 
-def make(torch, packages, test, bundle, locked):
+def make(torch, packages, stamp, test, bundle, locked):
     """Make .venv, or bring it up to date; STAMP says "unfinished" until everything is there."""
-    stamp = read_stamp()
     begun = {LOCK.name, STAMP.name, STAMP.stem + ".new"}
     ours = stamp.get("ours", {path.name for path in VENV.iterdir()} <= begun)
-    keep = intact(stamp) if ours else python_of(str(PYTHON)) in PYTHONS
+    was = stamp if stamp.get("packages") else stamp.get("was")  # as it was finished last
+    keep = intact(was or {}) if ours else python_of(str(PYTHON)) in PYTHONS
     if not (ours or keep):
         raise SetupError(
             f"{VENV} was not made by tutorial.py and has no Python 3.11 to 3.14. Move it away."
@@ -502,7 +552,11 @@ def make(torch, packages, test, bundle, locked):
     python = python_of(str(PYTHON)) if keep else "{}.{}".format(*sys.version_info)
     wheels = bundle and check_bundle(bundle, python)
     state = {"ours": ours, "root": str(ROOT), "test": test or stamp.get("test", False)}
-    write_stamp(packages=None, **state)
+    if was and not keep and not bundle and python_of(str(PYTHON)):  # as in a folder that was moved
+        ask = [str(PYTHON), "-m", "pip", "index", "versions", "torch"]
+        step("Asking for packages before .venv is made anew", ask, locked)
+    unchanged = marks() if was is stamp else stamp.get("marks")
+    write_stamp(packages=None, was=was if keep else None, marks=unchanged, **state)
     gpu = None if bundle else nvidia_gpu()  # a bundle has the CPU build
     build = torch_build(gpu, platform.machine())
     if gpu and build == "cpu":
@@ -510,7 +564,14 @@ def make(torch, packages, test, bundle, locked):
         print(GPU_LEFT_OUT.format(*gpu[1], *cuda), flush=True)
     if not keep:
         make_venv(build, locked)
-    install(torch, build, state["test"], wheels, locked)
+    elif ours and was is not stamp:
+        forget_incomplete_packages()
+    try:
+        install(torch, build, state["test"], wheels, locked)
+    except SetupError as error:
+        if not settled().get("packages"):
+            raise
+        raise SetupError(f"{error}\n{AS_IT_WAS[was['packages'] == packages]}") from None
     write_stamp(packages=packages, python=python_of(str(PYTHON)), **state)
 
 

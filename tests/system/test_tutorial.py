@@ -211,6 +211,26 @@ def test_second_run_installs_nothing_in_under_two_seconds(built):
     assert not (built.folder / ".venv/tmp").exists()
 
 
+def test_packages_that_cannot_be_had_take_nothing_away(built):
+    stamp, nothing = built.stamp.read_text(), {"PIP_FIND_LINKS": str(built.folder)}
+    kept = built.folder / ".venv/kept"
+    kept.touch()
+    assert "`python3 tutorial.py lab` works" in built.run("test", **nothing)[2]
+    assert built.run("doctor", **nothing)[:2] == (0, "ran ['doctor'] torch\n")
+    built.require("torch==2.13.1")
+    assert "Nothing in there was changed" in built.run("doctor", **nothing)[2]
+    built.stamp.write_text(stamp.replace("a project", "moved from here"))
+    assert "Asking for packages before" in built.run("doctor", **nothing)[1]
+    built.require("torch==2.13.0")
+    # Stopped in the midst of an update: what is cut short is installed once more, over the rest.
+    next(built.folder.glob(".venv/lib/*/site-packages/torch.py")).unlink()
+    unfinished = {**json.loads(stamp), "packages": None, "was": json.loads(stamp), "marks": []}
+    built.stamp.write_text(json.dumps(unfinished))
+    assert [built.run("doctor", **nothing)[0] for _ in range(2)] == [1, 1]
+    assert "Installing PyTorch" in built.run("doctor")[1]
+    assert kept.exists()
+
+
 def test_test_adds_the_constrained_tools_and_later_runs_keep_them(built):
     assert built.run("test", "-x")[1].endswith("ran ['test', '-x'] torch\n")
     # 2.0 is there too, but not allowed; NVIDIA's libraries are torch's own affair.
