@@ -614,6 +614,11 @@ def main(arguments):
         return 1 if problem else 2
     if arguments[0] in NEEDS_NO_PACKAGES:
         return hand_over(sys.executable, arguments, PYTHONPATH=str(ROOT / "src"))
+    asked = {"-h", "--help"} & {*arguments[1:]}
+    if asked and not ready(read_stamp(), project()[1], arguments[0] == "test"):
+        print(f"usage: python3 tutorial.py {arguments[0]} ...\n\n{COMMANDS[arguments[0]][1]}\n")
+        print("It can list its options once .venv is ready; docs/commands.md has an overview.")
+        return 0
     # So that `step` ends its child.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:

@@ -212,23 +212,24 @@ def test_second_run_installs_nothing_in_under_two_seconds(built):
 
 
 def test_packages_that_cannot_be_had_take_nothing_away(built):
-    stamp, nothing = built.stamp.read_text(), {"PIP_FIND_LINKS": str(built.folder)}
-    kept = built.folder / ".venv/kept"
-    kept.touch()
-    assert "`python3 tutorial.py lab` works" in built.run("test", **nothing)[2]
-    assert built.run("doctor", **nothing)[:2] == (0, "ran ['doctor'] torch\n")
+    state = json.loads(built.stamp.read_text())
+    nobody = {"PIP_INDEX_URL": "http://127.0.0.1:9/", "PIP_RETRIES": "1"}
+    nobody |= {"PIP_NO_INDEX": "0", "PIP_FIND_LINKS": str(built.folder)}
+    error = built.run("test", **nobody)[2]
+    for said in ("could not be reached", str(built.log), "`python3 tutorial.py lab` works"):
+        assert said in error
+    assert built.run("doctor", **nobody)[:2] == (0, "ran ['doctor'] torch\n")
     built.require("torch==2.13.1")
-    assert "Nothing in there was changed" in built.run("doctor", **nothing)[2]
-    built.stamp.write_text(stamp.replace("a project", "moved from here"))
-    assert "Asking for packages before" in built.run("doctor", **nothing)[1]
+    assert "Nothing in there was changed" in built.run("doctor", **nobody)[2]
+    for change in ({"root": "moved from here"}, {"python": "another one's"}):
+        built.stamp.write_text(json.dumps({**state, **change}))
+        assert "Asking for packages before" in built.run("doctor", **nobody)[1]
     built.require("torch==2.13.0")
     # Stopped in the midst of an update: what is cut short is installed once more, over the rest.
     next(built.folder.glob(".venv/lib/*/site-packages/torch.py")).unlink()
-    unfinished = {**json.loads(stamp), "packages": None, "was": json.loads(stamp), "marks": []}
-    built.stamp.write_text(json.dumps(unfinished))
-    assert [built.run("doctor", **nothing)[0] for _ in range(2)] == [1, 1]
-    assert "Installing PyTorch" in built.run("doctor")[1]
-    assert kept.exists()
+    built.stamp.write_text(json.dumps({**state, "packages": None, "was": state, "marks": []}))
+    assert [built.run("doctor", **nobody)[0] for _ in range(2)] == [1, 1]
+    assert built.run("doctor")[1].startswith("Installing PyTorch")
 
 
 def test_test_adds_the_constrained_tools_and_later_runs_keep_them(built):
@@ -302,31 +303,8 @@ def test_stopped_politely(mini, number, code):
         assert load(mini.folder).acquired(file), "something that it started is still at work"
 
 
-def test_broken_python_and_moved_folder_are_noticed(built, tmp_path):
-    """Without building again: the stamp of a finished environment is no longer believed."""
-    module, stamp = load(built.folder), json.loads(built.stamp.read_text())
-    assert module.intact(stamp)
-    assert not module.intact({**stamp, "root": str(tmp_path)})
-    assert not module.intact({**stamp, "python": "3.10"})
-    module.PYTHON = tmp_path / "gone"
-    assert not module.intact(stamp)
-
-
-def test_no_network(built, monkeypatch):
-    """pip against a port on which nobody listens, with few retries."""
-    module = load(built.folder)
-    monkeypatch.setenv("PIP_RETRIES", "1")
-    pip = [str(module.PYTHON), "-m", "pip", "install", "--index-url", "http://127.0.0.1:9/", "none"]
-    with (
-        module.LOCK.open("a") as locked,
-        pytest.raises(module.SetupError, match="could not be reached") as caught,
-    ):
-        module.step("Installing what is not there", pip, locked)
-    assert str(built.log) in str(caught.value)
-
-
 def test_usage_installs_nothing(mini):
-    for arguments in ([], ["--help"], ["-h"]):
+    for arguments in ([], ["--help"], ["-h"], ["site", "--help"], ["test", "-h"]):
         code, out, _ = mini.run(*arguments)
         assert code == 0
         assert "usage: python3 tutorial.py" in out
@@ -338,12 +316,12 @@ def test_usage_installs_nothing(mini):
 
 
 def test_the_commands_are_those_of_the_package(tutorial):
-    """Both read the same file; each command there names a function that exists."""
+    """Both read the same file; each command there names a function or a script."""
     found = subprocess.check_output([sys.executable, "-m", "helpers", "--help"], text=True)
     for name, (function, text) in tutorial.COMMANDS.items():
         assert f"  {name:15} {text}" in tutorial.USAGE
         assert f"  {name:15} {text}" in found
-        assert callable(pkgutil.resolve_name(function))
+        assert (ROOT / function).is_file() or callable(pkgutil.resolve_name(function))
 
 
 def in_folder(tutorial, monkeypatch, folder):
