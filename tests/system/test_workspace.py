@@ -5,7 +5,7 @@ import os
 import subprocess
 
 from helpers.core import files
-from helpers.tools import cli, notebooks, workspace
+from helpers.tools import cli, commands, notebooks, workspace
 
 import pytest
 
@@ -18,7 +18,7 @@ def copy(tmp_path):
     return tmp_path / "mine"
 
 
-def test_a_copy_is_whole_and_replaces_nothing(copy, capsys):
+def test_a_copy_is_whole_replaces_nothing_and_lab_opens_it(copy, capsys):
     assert (copy / "scripts/serve.py").is_file()
     (copy / PAGE.name).write_text("mine")
     (copy / OTHER.name).unlink()
@@ -26,6 +26,8 @@ def test_a_copy_is_whole_and_replaces_nothing(copy, capsys):
     assert ": 1 files are new" in capsys.readouterr().out
     assert (copy / PAGE.name).read_text() == "mine"
     assert (copy / OTHER.name).read_bytes() == OTHER.read_bytes()
+    for given in ("{}", "--notebook-dir={}", "--no-browser {}", "--port 8 {}"):  # of lab
+        assert f"--ServerApp.root_dir={copy}" in commands.opened(given.format(copy).split())
 
 
 def test_reset_keeps_every_version(copy, monkeypatch, capsys):

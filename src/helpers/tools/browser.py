@@ -36,9 +36,7 @@ def find() -> str | None:
 
 def _starts(path: str) -> bool:
     """Whether it is more than a stub: Ubuntu's asks for a snap, a download may lack libraries."""
-    if not sys.platform.startswith("linux"):
-        return True
-    return _succeeds([path, "--version"])
+    return not sys.platform.startswith("linux") or _succeeds([path, "--version"])
 
 
 def provide() -> None:

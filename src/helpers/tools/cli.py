@@ -1,7 +1,7 @@
 """The command line, `python -m helpers COMMAND`; `tutorial.py` hands over to it.
 
-All commands stand in data/commands.json, one line each: the function that runs it and its help.
-`tutorial.py` reads the same file, so a command is registered once.
+All commands stand in data/commands.json, one line each: what runs it, a function or a script,
+and its help. `tutorial.py` reads the same file, so a command is registered once.
 """
 
 import json
@@ -10,6 +10,7 @@ import sys
 
 from helpers.core import files
 from helpers.models import catalogue
+from helpers.tools import commands
 
 COMMANDS: dict[str, list[str]] = json.loads((files.DATA / "commands.json").read_text("utf-8"))
 _LINES = [f"  {name:15} {text}" for name, (_, text) in COMMANDS.items()]
@@ -25,8 +26,11 @@ def main(argv: list[str] | None = None) -> int:
     if name not in COMMANDS:
         print(f"There is no command {name!r}.\n\n{USAGE}", file=sys.stderr)
         return 2
+    function = COMMANDS[name][0]
     try:
-        return pkgutil.resolve_name(COMMANDS[name][0])(rest)
+        if function.startswith("docs/"):
+            return commands.run_of_docs(function, rest)
+        return pkgutil.resolve_name(function)(rest)
     except catalogue.AssetError as error:  # it says what cannot be had, and the way out
         print(error, file=sys.stderr)
         return 1

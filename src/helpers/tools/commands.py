@@ -5,7 +5,9 @@ import os
 import signal
 import subprocess
 import sys
+from itertools import compress
 from pathlib import Path
+from urllib.parse import quote
 
 from helpers.core import files
 
@@ -17,19 +19,39 @@ def _parser(command: str, text: str) -> argparse.ArgumentParser:
 
 
 def lab(rest: list[str]) -> int:
-    """Fetch what the notebooks load, then open JupyterLab at the first one."""
+    """Fetch what the notebooks load, then open JupyterLab at the first one, or at a path."""
     require_checkout()
-    if fetch([]):
+    command = [sys.executable, "-m", "jupyterlab", *opened(rest)]
+    if not {"-h", "--help", "--help-all"} & {*rest} and fetch([]):
         print("The notebooks that need what is missing will say so; the others run.")
     # data/jupyter switches off JupyterLab's question about news.
     paths = [str(files.DATA / "jupyter"), os.environ.get("JUPYTER_CONFIG_PATH", "")]
-    options = [
-        START,  # opens in the browser; the address that is printed needs the two below
-        f"--ServerApp.root_dir={files.ROOT}",
-        f"--LabApp.default_url=/lab/tree/{START}",
-    ]
-    command = [sys.executable, "-m", "jupyterlab", *options, *rest]
     return _become(command, JUPYTER_CONFIG_PATH=os.pathsep.join(filter(None, paths)))
+
+
+def opened(rest: list[str]) -> list[str]:
+    """Return JupyterLab's arguments: its root, the page that it opens, what else was given."""
+    from jupyterlab.labapp import LabApp
+
+    parser = argparse.ArgumentParser("lab", add_help=False, allow_abbrev=False)
+    roots = ("--notebook-dir", "--ServerApp.root_dir", "--ServerApp.notebook_dir")
+    parser.add_argument(*roots, dest="root", type=Path)
+    given, rest = parser.parse_known_args(rest)
+    # What follows an option is its value, except after a flag and a "--option=value".
+    free = [a[:2] != "--" or "=" in a or a[2:] in LabApp.flags for a in ["", *rest[:-1]]]
+    path = next((text for text in compress(rest, free) if text[:1] != "-"), None)
+    checkout, first = files.ROOT.resolve(), Path(START).name
+    here = first if Path(first).exists() else checkout / START  # in a copy, or anywhere else
+    place = Path(path or given.root or here).resolve()
+    above = place if place.is_dir() else checkout if checkout in place.parents else place.parent
+    root = (given.root or above).resolve()
+    page = place / first if (place / first).exists() else place
+    if not (page.exists() and page.is_relative_to(root)):
+        sys.exit(f"There is no notebook or folder {place} (JupyterLab's root: {root}).")
+    # A file opens in the browser; the address that is printed needs the two options.
+    address = "/lab" if page == root else f"/lab/tree/{quote(page.relative_to(root).as_posix())}"
+    options = [f"--ServerApp.root_dir={root}", f"--LabApp.default_url={address}"]
+    return [*options, *([str(page)] * page.is_file()), *(text for text in rest if text != path)]
 
 
 def test(rest: list[str]) -> int:
@@ -104,7 +126,8 @@ def recipe(rest: list[str]) -> int:
     if os.path.lexists(target):
         parser.error(f"{target} exists already and is not replaced")
     write(parser, {target: path.read_bytes()})
-    print(f"{target} (python {target} --help)")
+    own = files.ROOT / ".venv" / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+    print(f"{target} ({own if own.exists() else 'python'} {target} --help)")
     return 0
 
 
@@ -133,30 +156,10 @@ def explain(rest: list[str]) -> int:
     return int(meaning == device_errors.UNKNOWN)
 
 
-def site(rest: list[str]) -> int:
-    """Build the notebooks, recipes and errors as a static web site."""
-    return _run_of_docs("site_build.py", rest)
-
-
-def slides(rest: list[str]) -> int:
-    """Make slides of the notebooks' own cells."""
-    return _run_of_docs("slides.py", rest)
-
-
-def bundle(rest: list[str]) -> int:
-    """Make a folder from which a room without a network is set up."""
-    return _run_of_docs("bundle.py", rest)
-
-
-def capacity(rest: list[str]) -> int:
-    """Say what RAM and CPUs a class on one server needs."""
-    return _run_of_docs("hub/capacity.py", rest)
-
-
-def _run_of_docs(script: str, rest: list[str]) -> int:
+def run_of_docs(script: str, rest: list[str]) -> int:
     """Run a script of docs/, which is there in a checkout only."""
     require_checkout()
-    with subprocess.Popen([sys.executable, files.ROOT / "docs" / script, *rest]) as child:
+    with subprocess.Popen([sys.executable, files.ROOT / script, *rest]) as child:
         try:
             return child.wait()
         except KeyboardInterrupt:  # it has reached the script as well, which says what it leaves

@@ -65,13 +65,9 @@ def store(path: Path) -> None:
     first = next(cell for cell in notebook.cells if cell.cell_type == "code")
     if first.source.startswith("try:"):
         first.source = notebooks.guard()
-    client = nbclient.NotebookClient(
-        notebook,
-        timeout=300,
-        kernel_name="python3",
-        store_widget_state=False,
-        resources={"metadata": {"path": str(path.parent)}},
-    )
+    folder = {"metadata": {"path": str(path.parent)}}
+    options = {"timeout": 300, "kernel_name": "python3", "store_widget_state": False}
+    client = nbclient.NotebookClient(notebook, resources=folder, **options)
     with measure.temporary_folder() as variables:
         client.execute(env=variables)
     normalise(notebook)

@@ -7,7 +7,6 @@ import sys
 import time
 from pathlib import Path
 
-from helpers.core import files
 from helpers.tools.commands import require_checkout, write
 from helpers.tools.notebooks import NOTEBOOKS, PAGES, pages
 
@@ -67,7 +66,7 @@ def _git(*arguments: str) -> bytes:
         sys.exit(
             f"git has no original of these pages: {why}\nIf you have a copy of your own, run this "
             "in its folder. Else get the tutorial once more, in another folder, and run there: "
-            f"{files.command('reset')} NUMBER --folder {NOTEBOOKS}"
+            f"python3 tutorial.py reset NUMBER --folder {NOTEBOOKS}"
         )
 
 
