@@ -31,7 +31,7 @@ def read_file(path: str | Path) -> Any:
         with zipfile.ZipFile(path) as archive:
             mmap = not any(record.compress_type for record in archive.infolist())
             if damaged := archive.testzip():  # torch.load compares no checksums
-                raise ValueError(f"{path} is damaged, at {damaged}: get it anew")
+                raise ValueError(f"the checksum of {damaged} in {path} does not agree")
     return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
 
 
