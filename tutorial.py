@@ -11,8 +11,9 @@ no traceback. (`uv run` reads the lines above: without them it would make .venv 
 The state of .venv is one small file, STAMP. It is the first thing in the folder, says "unfinished"
 (no `packages`) before anything else changes, and is replaced in one move when everything is in
 place. Whatever stops the work in between, the next run sees an unfinished environment. One that was
-never finished is made anew. One that was finished before is never emptied: where no package was
-changed yet, it is finished as it `was`; else what is missing or cut short is installed over it.
+never finished is made anew. One that was finished, in this place and with this Python, is never
+emptied: where no package was changed yet, it is finished as it `was`; else what is missing or cut
+short is installed over it.
 """
 
 import argparse
@@ -176,7 +177,8 @@ def python_problem(version):
 def machine_problem():
     """The sentence for a machine that PyTorch has no packages for, None for one that will do."""
     system, machine = platform.system(), platform.machine()
-    problem, way_out = None, "Use the tutorial through Binder or GitHub Codespaces (see README)."
+    problem = None
+    way_out = "Use the tutorial through Binder or GitHub Codespaces (see docs/running.md)."
     if sys.maxsize < 2**32:
         problem, way_out = "This is a 32-bit Python.", "Install a 64-bit one. " + way_out
     elif system == "Windows" and sysconfig.get_platform() == "win-arm64":
@@ -552,7 +554,8 @@ def make(torch, packages, stamp, test, bundle, locked):
     python = python_of(str(PYTHON)) if keep else "{}.{}".format(*sys.version_info)
     wheels = bundle and check_bundle(bundle, python)
     state = {"ours": ours, "root": str(ROOT), "test": test or stamp.get("test", False)}
-    if was and not keep and not bundle and python_of(str(PYTHON)):  # as in a folder that was moved
+    # As in a folder that was moved; the Python of a system that was updated has no pip.
+    if was and not (keep or bundle) and output(str(PYTHON), "-m", "pip", "--version"):
         ask = [str(PYTHON), "-m", "pip", "index", "versions", "torch"]
         step("Asking for packages before .venv is made anew", ask, locked)
     unchanged = marks() if was is stamp else stamp.get("marks")
@@ -569,7 +572,7 @@ def make(torch, packages, stamp, test, bundle, locked):
     try:
         install(torch, build, state["test"], wheels, locked)
     except SetupError as error:
-        if not settled().get("packages"):
+        if not intact(settled()):
             raise
         raise SetupError(f"{error}\n{AS_IT_WAS[was['packages'] == packages]}") from None
     write_stamp(packages=packages, python=python_of(str(PYTHON)), **state)
@@ -614,14 +617,14 @@ def main(arguments):
         return 1 if problem else 2
     if arguments[0] in NEEDS_NO_PACKAGES:
         return hand_over(sys.executable, arguments, PYTHONPATH=str(ROOT / "src"))
-    asked = {"-h", "--help"} & {*arguments[1:]}
-    if asked and not ready(read_stamp(), project()[1], arguments[0] == "test"):
-        print(f"usage: python3 tutorial.py {arguments[0]} ...\n\n{COMMANDS[arguments[0]][1]}\n")
-        print("It can list its options once .venv is ready; docs/commands.md has an overview.")
-        return 0
     # So that `step` ends its child.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    asked = {"-h", "--help", "--help-all"} & {*arguments[1:]}
     try:
+        if asked and not ready(read_stamp(), project()[1], arguments[0] == "test"):
+            print(f"usage: python3 tutorial.py {arguments[0]} ...\n\n{COMMANDS[arguments[0]][1]}\n")
+            print("It can list its options once .venv is ready; docs/commands.md has an overview.")
+            return 0
         arguments, bundle = offline(arguments)
         ensure(arguments[0] == "test", bundle)
         return hand_over(PYTHON, arguments)
