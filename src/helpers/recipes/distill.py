@@ -5,7 +5,6 @@ python distill.py TEACHER_FOLDER texts.tsv STUDENT_FOLDER
 
 import argparse
 import copy
-import csv
 import math
 import re
 from collections.abc import Iterator, Sequence
@@ -91,8 +90,8 @@ def train(student, teacher, tokenizer, texts, labels=None, epochs=3, lr=2e-4, **
 def main(argv: list[str] | None = None) -> None:
     """Distil a student of some layers, and say how often it answers as its teacher does."""
     given, settings = arguments(argv)
-    with Path(given.table).open(encoding="utf-8-sig", newline="") as file:
-        rows = [(*row, -100) for row in csv.reader(file, delimiter="\t", strict=True) if row]
+    lines = Path(given.table).read_text("utf-8-sig").split("\n")
+    rows = [(*line.rsplit("\t", 1), -100) for line in lines if line.strip()]
     held_out = [row[0] for row in rows[::10]][:200]
     del rows[::10]
     texts, labels = [row[0] for row in rows], [int(row[1]) for row in rows]
@@ -104,7 +103,6 @@ def main(argv: list[str] | None = None) -> None:
     depth = teacher.config.num_hidden_layers  # by default half, spread, with the first and the last
     spread = torch.linspace(0, depth - 1, max(2, depth // 2)).round().int().tolist()
     student = cut_student(teacher, given.layers or spread)
-    Path(given.student).mkdir(parents=True)  # an error before the training, not after it
     for step, loss in enumerate(train(student, teacher, tokenizer, texts, labels, **settings)):
         if step % 50 == 0:
             print(f"step {step}: loss {loss:.4f}", flush=True)
@@ -121,10 +119,13 @@ def arguments(argv: list[str] | None) -> tuple[argparse.Namespace, dict[str, flo
     parser.add_argument("teacher", help="folder of a fine-tuned classifier")
     parser.add_argument("table", help="lines of text, tab, label's number (for --label_weight)")
     parser.add_argument("student", help="new folder to write")
-    parser.add_argument("--layers", type=int, nargs="+", help="such as 0 2 5; default: half of all")
+    layers = {"type": lambda text: [int(number) for number in text.split(",")]}
+    parser.add_argument("--layers", **layers, help="such as 0,2,5; default: half, with both ends")
     for name, value in OPTIONS.items():
         parser.add_argument(f"--{name}", type=type(value), default=value, help="(%(default)s)")
     given = parser.parse_args(argv)
+    Path(given.student).mkdir(parents=True, exist_ok=True)  # an error now, not after the training
+    Path(given.student).rmdir()  # an error if it holds anything
     return given, {name: vars(given)[name] for name in OPTIONS}
 
 

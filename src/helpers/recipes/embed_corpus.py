@@ -56,7 +56,7 @@ def read_texts(path: Path) -> list[str]:
             continue
         try:
             text = line.decode("utf-8-sig").strip()
-            if path.suffix == ".jsonl":
+            if path.suffix.lower() == ".jsonl":
                 text = json.loads(text)["text"]
             text.encode()  # fails for null, and for half of a surrogate pair
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -82,7 +82,7 @@ def embed_folder(source: Path, target: Path, model: nn.Module, tokenizer) -> lis
     target.mkdir(parents=True, exist_ok=True)
     made_by, missing = digest(model, tokenizer), []
     paths = sorted(source.glob("*.jsonl")) if source.is_dir() else [source]
-    if not paths or paths[0].suffix not in (".jsonl", ".txt"):
+    if not paths or paths[0].suffix.lower() not in (".jsonl", ".txt"):
         raise FileNotFoundError(f"{source} is no .txt or .jsonl file, nor a folder of .jsonl files")
     for path in paths:
         about = {"made of": made_by + hashlib.sha256(path.read_bytes()).hexdigest()}
@@ -121,8 +121,8 @@ def main(argv: list[str] | None = None) -> None:
     if len(tokenizer) <= len(tokenizer.all_special_tokens):  # every word would be unknown
         raise ValueError(f"{given.model} holds no vocabulary: save its tokenizer there, too")
     made = embed_folder(given.source, given.target, model.to(state.device), tokenizer)
-    me = state.process_index
-    print(f"process {me} of {state.num_processes} on {model.device} made {len(made)} files")
+    me = f"process {state.process_index} of {state.num_processes} on {model.device}"
+    print(f"{me} made {len(made)} files")
     state.destroy_process_group()
 
 

@@ -113,8 +113,8 @@ def main(argv: list[str] | None = None) -> None:
     tokenizer, session = AutoTokenizer.from_pretrained(given.tokenizer), open_session(given.model)
     answer = partial(classify, session=session, tokenizer=tokenizer, workers=given.workers)
     if given.labelled:
-        lines = given.labelled.read_text("utf-8-sig").splitlines()
-        known, labels = zip(*(line.rsplit("\t", 1) for line in lines), strict=True)
+        lines = given.labelled.read_text("utf-8-sig").split("\n")
+        known, labels = zip(*(line.rsplit("\t", 1) for line in lines if line.strip()), strict=True)
         baseline, threshold = train_baseline(known, [int(label) for label in labels])
         answer = partial(cascade, baseline=baseline, threshold=threshold, answer_rest=answer)
     texts = [line for line in given.texts.read_text("utf-8-sig").split("\n") if line.strip()]

@@ -31,7 +31,7 @@ def read_file(path: str | Path) -> Any:
         with zipfile.ZipFile(path) as archive:
             mmap = not any(record.compress_type for record in archive.infolist())
             if damaged := archive.testzip():  # torch.load compares no checksums
-                raise ValueError(f"the checksum of {damaged} in {path} does not agree")
+                raise ValueError(f"the checksum of {damaged} in {path} is wrong or left out")
     return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
 
 
@@ -68,9 +68,9 @@ def load_weights(model: nn.Module, state: Mapping[str, torch.Tensor]) -> nn.Modu
     names = dict(zip(unwrapped(own), own, strict=True))  # without wrappers -> in the model
     named = zip(unwrapped(state), state.values(), strict=True)
     given = {names.get(name, name): value for name, value in named}
-    for name in given.keys() - own.keys():
-        places = torch.arange(given[name].numel())  # a buffer that newer versions compute
-        if name.endswith(".position_ids") and torch.equal(given[name].flatten(), places):
+    for name in [name for name in given.keys() - own.keys() if name.endswith(".position_ids")]:
+        places = given[name].flatten().tolist()
+        if places == list(range(len(places))):  # a buffer that newer versions compute
             del given[name]
     tied = {weight: given[name] for name, weight in own.items() if name in given}
     given |= {n: tied[w] for n, w in own.items() if w in tied and n not in given}

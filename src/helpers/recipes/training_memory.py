@@ -19,7 +19,7 @@ def training_step(model, batch, optimizer, accumulate=1, dtype=None) -> float:
     Each part's loss counts for its share of the labels (-100: none), so the gradient is that of the
     whole batch, and only one part's activations are in memory at a time. A dtype is for autocast.
     """
-    counted, total = batch["labels"] != -100, 0.0
+    counted, total = (batch["labels"] != -100) | batch["labels"].is_floating_point(), 0.0
     for part in torch.arange(len(counted), device=counted.device).chunk(accumulate):
         share = (counted[part].sum() / counted.sum()).item()
         if share == 0:
