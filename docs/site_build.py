@@ -186,7 +186,7 @@ def index_page() -> str:
     """Return the first page: README's opening and tables, and the navigation."""
     readme = (notebooks.ROOT / "README.md").read_text(encoding="utf-8")
     opening, rest = readme.split("## Start", 1)[0], readme.split("## The notebooks", 1)[1]
-    link = "[web site](docs/running.md#the-web-site), which one command builds,"
+    link = "[web site](docs/running.md#the-web-site) (`python3 tutorial.py site FOLDER` builds it)"
     opening = opening.replace(link, "page [Will it fit?](fit.md)")
     tables = "## The notebooks" + rest.split("## Encoders", 1)[0]
     lessons, recipes = notebooks.lessons(), notebooks.recipes().values()

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-from itertools import compress
 from pathlib import Path
 from urllib.parse import quote
 
@@ -39,7 +38,8 @@ def opened(rest: list[str]) -> list[str]:
     given, rest = parser.parse_known_args(rest)
     # What follows an option is its value, except after a flag and a "--option=value".
     free = [a[:2] != "--" or "=" in a or a[2:] in LabApp.flags for a in ["", *rest[:-1]]]
-    path = next((text for text in compress(rest, free) if text[:1] != "-"), None)
+    at = next((n for n, text in enumerate(rest) if free[n] and text[:1] != "-"), None)
+    path = None if at is None else rest.pop(at)
     checkout, first = files.ROOT.resolve(), Path(START).name
     here = first if Path(first).exists() else checkout / START  # in a copy, or anywhere else
     place = Path(path or given.root or here).resolve()
@@ -51,7 +51,7 @@ def opened(rest: list[str]) -> list[str]:
     # A file opens in the browser; the address that is printed needs the two options.
     address = "/lab" if page == root else f"/lab/tree/{quote(page.relative_to(root).as_posix())}"
     options = [f"--ServerApp.root_dir={root}", f"--LabApp.default_url={address}"]
-    return [*options, *([str(page)] * page.is_file()), *(text for text in rest if text != path)]
+    return [*options, *([str(page)] * page.is_file()), *rest]
 
 
 def test(rest: list[str]) -> int:
