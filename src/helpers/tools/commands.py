@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from urllib.parse import quote
 
@@ -125,16 +126,16 @@ def recipe(rest: list[str]) -> int:
     target = given.folder / path.name
     if os.path.lexists(target):
         parser.error(f"{target} exists already and is not replaced")
-    write(parser, {target: path.read_bytes()})
+    write(parser, [(target, path.read_bytes())])
     own = files.ROOT / ".venv" / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     print(f"{target} ({own if own.exists() else 'python'} {target} --help)")
     return 0
 
 
-def write(parser: argparse.ArgumentParser, contents: dict[Path, bytes]) -> None:
+def write(parser: argparse.ArgumentParser, contents: Iterable[tuple[Path, bytes]]) -> None:
     """Write files, each in one move; where the system refuses, its reason ends the command."""
     try:
-        for path, content in contents.items():
+        for path, content in contents:
             path.parent.mkdir(parents=True, exist_ok=True)
             with files.atomic_write(path) as part:
                 part.write_bytes(content)

@@ -22,7 +22,7 @@ def notebooks(rest: list[str]) -> int:
     paths = [path.relative_to(NOTEBOOKS) for path in NOTEBOOKS.rglob("*") if path.is_file()]
     wanted = [path for path in paths if not path.match(".*") and ".mine-" not in path.name]
     new = [path for path in wanted if not os.path.lexists(folder / path)]
-    write(parser, {folder / path: (NOTEBOOKS / path).read_bytes() for path in new})
+    write(parser, ((folder / path, (NOTEBOOKS / path).read_bytes()) for path in new))
     print(f"{folder}: {len(new)} files are new, {len(wanted) - len(new)} were there and stay.")
     return 0
 
@@ -72,7 +72,7 @@ def _git(*arguments: str) -> bytes:
 
 def _restore(parser: argparse.ArgumentParser, page: Path, original: bytes) -> str:
     """Write a page's original in its place, and first what was there beside it."""
-    said, contents = f"{page}: back as it came", {page: original}
+    said, contents = f"{page}: back as it came", [(page, original)]
     if page.exists():
         yours = page.read_bytes()
         mine = page.with_suffix(time.strftime(".mine-%Y-%m-%d-%H%M.ipynb"))
@@ -80,7 +80,7 @@ def _restore(parser: argparse.ArgumentParser, page: Path, original: bytes) -> st
             return f"{page}: unchanged, nothing to do"
         while os.path.lexists(mine):  # a second one in this minute
             mine = mine.with_stem(f"{mine.stem}-2")
-        contents = {mine: yours, page: original}
+        contents.insert(0, (mine, yours))
         said += f", yours is {mine.name} (in JupyterLab: File, Reload Notebook from Disk)"
     write(parser, contents)
     return said
