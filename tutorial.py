@@ -239,6 +239,11 @@ def intact(stamp):
     )
 
 
+def has_pip():
+    """Whether .venv has pip: one that uv made has none, nor has a Python that was updated."""
+    return bool(output(str(PYTHON), "-P", "-c", "import pip; print(pip)"))
+
+
 def package_folders():
     """Return the folders of .venv that hold packages."""
     return [*VENV.glob("lib/*/site-packages"), *VENV.glob("Lib/site-packages")]
@@ -487,7 +492,7 @@ def install(torch, build, test, wheels, locked):
     Everything comes from the folder `wheels` if there is one, else from the package index.
     """
     python = [str(PYTHON), "-P", "-c"]
-    if not output(*python, "import pip; print(pip)"):  # as in an environment that uv made
+    if not has_pip():
         step("Adding pip", [str(PYTHON), "-m", "ensurepip"], locked)
     kept = VENV / "tutorial-constraints.txt"
     kept.write_text(pins_without_cuda(), encoding="utf-8")
@@ -554,8 +559,7 @@ def make(torch, packages, stamp, test, bundle, locked):
     python = python_of(str(PYTHON)) if keep else "{}.{}".format(*sys.version_info)
     wheels = bundle and check_bundle(bundle, python)
     state = {"ours": ours, "root": str(ROOT), "test": test or stamp.get("test", False)}
-    # As in a folder that was moved; the Python of a system that was updated has no pip.
-    if was and not (keep or bundle) and output(str(PYTHON), "-m", "pip", "--version"):
+    if was and not (keep or bundle) and has_pip():  # as in a folder that was moved
         ask = [str(PYTHON), "-m", "pip", "index", "versions", "torch"]
         step("Asking for packages before .venv is made anew", ask, locked)
     unchanged = marks() if was is stamp else stamp.get("marks")
