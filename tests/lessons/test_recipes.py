@@ -20,7 +20,6 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-import transformers
 from transformers import BertForSequenceClassification, BertForTokenClassification, BertModel
 
 WORDS = ["a", "good", "bad", "film", "was", "this", "not", "very", "and", "the"]
@@ -223,14 +222,12 @@ def test_fast_pipeline(exported, folder, classifier, tokenizer, tmp_path, capsys
 def test_padding_on_the_left_changes_nothing(classifier, tokenizer, tiny_tokenizer):
     left = tiny_tokenizer(*WORDS)
     left.padding_side = "left"
-    for call in (distill.logits, device_placement.encode, embed):
+    calls = [distill.logits, device_placement.encode]
+    calls.append(lambda model, tokenizer, texts: embed_corpus.embed_sorted(texts, model, tokenizer))
+    for call in calls:
         model = classifier if call is distill.logits else classifier.bert
         one, other = (torch.as_tensor(call(model, each, TEXTS)) for each in (tokenizer, left))
         torch.testing.assert_close(one, other)
-
-
-def embed(model, tokenizer, texts):
-    return embed_corpus.embed_sorted(texts, model, tokenizer)
 
 
 def test_vectors_do_not_depend_on_a_pooler_that_is_random_each_time(tiny_model, tokenizer):
@@ -240,8 +237,8 @@ def test_vectors_do_not_depend_on_a_pooler_that_is_random_each_time(tiny_model, 
 
 
 @pytest.mark.parametrize("recipe", [onnx_export, distill])
-def test_a_head_that_would_be_random_is_refused(recipe, classifier, folder, table, tmp_path):
-    for part in (classifier.bert, transformers.AutoTokenizer.from_pretrained(folder)):
+def test_a_head_that_would_be_random_is_refused(recipe, classifier, tokenizer, table, tmp_path):
+    for part in (classifier.bert, tokenizer):
         part.save_pretrained(tmp_path / "body")
     given = {onnx_export: [tmp_path / "file.onnx"], distill: [table, tmp_path / "student"]}
     with pytest.raises(ValueError, match=r"classifier\.\w+ would be random"):

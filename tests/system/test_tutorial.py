@@ -232,6 +232,16 @@ def test_packages_that_cannot_be_had_take_nothing_away(built):
     assert built.run("doctor")[1].startswith("Installing PyTorch")
 
 
+def test_broken_python_and_moved_folder_are_noticed(built, tmp_path):
+    """Without building again: the stamp of a finished environment is no longer believed."""
+    module, stamp = load(built.folder), json.loads(built.stamp.read_text())
+    assert module.intact(stamp)
+    assert not module.intact({**stamp, "root": str(tmp_path)})
+    assert not module.intact({**stamp, "python": "3.10"})
+    module.PYTHON = tmp_path / "gone"
+    assert not module.intact(stamp)
+
+
 def test_test_adds_the_constrained_tools_and_later_runs_keep_them(built):
     assert built.run("test", "-x")[1].endswith("ran ['test', '-x'] torch\n")
     # 2.0 is there too, but not allowed; NVIDIA's libraries are torch's own affair.

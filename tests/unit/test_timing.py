@@ -80,9 +80,15 @@ def test_passes_that_disagree_widen_the_interval():
     assert result.ratio("a", "b") == pytest.approx((1.4**0.5, 1.0, 1.4))
 
 
-def test_table_and_figures(short_blocks):
-    table = timing.compare({"slow": (work, 3), "fast": (work, (3,))}, items=30).table
+def test_table_names_and_figures(short_blocks):
+    result = timing.compare({"slow": (work, 3), "fast": (work, (3,))}, items=30)
+    table = result.table
+    assert list(table["arm"]) == ["slow", "fast"]
+    assert (table["25 % ms"] <= table["median ms"]).all()
+    assert (table["median ms"] <= table["75 % ms"]).all()
     assert table["items/s"].to_numpy() == pytest.approx(30 / (table["median ms"].to_numpy() / 1e3))
+    assert (table["calls"] >= 12).all()
+    assert machine.cpu_name() in result.machine
     figures = {0.00123: "0.00123", 0.5: "0.500", 1: "1.00", 12.34: "12.3", 1234.5: "1234", 0: "0"}
     assert {value: timing.figures(value) for value in figures} == figures
 
