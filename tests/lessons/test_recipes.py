@@ -81,6 +81,10 @@ def test_device_placement(folder, classifier, tokenizer, tmp_path, capsys):
     device_placement.main([str(folder), *texts, *options])
     assert "'encoder': 'disk'" in capsys.readouterr().out
     assert np.allclose(np.load(target)[1], alone.detach()[0].mean(0), atol=1e-5)
+    module = torch.nn.Linear(2, 2)
+    module.tables, module.named = [torch.ones(1)], {"a": torch.ones(1)}
+    behind = device_placement.left_behind(module.to("meta"), torch.device("meta"))
+    assert behind == ["tables", "named"]
 
 
 @pytest.mark.parametrize("kind", [BertForSequenceClassification, BertForTokenClassification])
@@ -219,7 +223,7 @@ def test_fast_pipeline(exported, folder, classifier, tokenizer, tmp_path, capsys
     assert f"{len(TEXTS)} texts, " in capsys.readouterr().out
 
 
-def test_padding_on_the_left_changes_nothing(classifier, tokenizer, tiny_tokenizer):
+def test_left_padding_and_poolers_do_not_count(classifier, tokenizer, tiny_model, tiny_tokenizer):
     left = tiny_tokenizer(*WORDS)
     left.padding_side = "left"
     calls = [distill.logits, device_placement.encode]
@@ -228,9 +232,6 @@ def test_padding_on_the_left_changes_nothing(classifier, tokenizer, tiny_tokeniz
         model = classifier if call is distill.logits else classifier.bert
         one, other = (torch.as_tensor(call(model, each, TEXTS)) for each in (tokenizer, left))
         torch.testing.assert_close(one, other)
-
-
-def test_vectors_do_not_depend_on_a_pooler_that_is_random_each_time(tiny_model, tokenizer):
     one, other = tiny_model(BertModel), tiny_model(BertModel)
     torch.nn.init.normal_(other.pooler.dense.weight)
     assert embed_corpus.digest(one, tokenizer) == embed_corpus.digest(other, tokenizer)
@@ -253,12 +254,3 @@ def test_a_damaged_file_and_a_note_of_git_are_refused(tmp_path):
         path.write_bytes(content)
         with pytest.raises(ValueError, match=r"checksum of model|Git LFS pointer"):
             load_checkpoint.read_file(path)
-
-
-def test_tensors_in_lists_and_dicts_are_left_behind():
-    module = torch.nn.Linear(2, 2)
-    module.tables, module.named = [torch.ones(1)], {"a": torch.ones(1)}
-    assert device_placement.left_behind(module.to("meta"), torch.device("meta")) == [
-        "tables",
-        "named",
-    ]

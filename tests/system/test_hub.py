@@ -64,7 +64,7 @@ def test_idle_kernels_end(room):
     assert log.count("Culling kernels with idle durations > 1800 seconds") == 8
 
 
-def test_one_seat_more_costs_less_than_the_first(room):
+def test_one_seat_more_costs_less_than_the_first_and_weights_are_in_memory_once(room):
     """The seats share the pages of the libraries."""
     seats = [rehearse.memory(processes) for processes in room.seats.values()]
     together = sum(seat["pss"] for seat in seats)
@@ -72,9 +72,6 @@ def test_one_seat_more_costs_less_than_the_first(room):
     assert sum(seat["uss"] for seat in seats) < together
     cpu = sum(rehearse.cpu_seconds(processes) for processes in room.seats.values())
     print(f"8 seats hold {together / 1e9:.2f} GB and took {cpu:.0f} s of CPU time")
-
-
-def test_the_weights_are_in_memory_once_for_all_seats(room):
     for processes in room.seats.values():
         files = [part for process in processes for part in process.memory_maps()]
         weights = [part for part in files if part.path.endswith("model.safetensors")]

@@ -72,11 +72,6 @@ def test_importing_helpers_keeps_threads_within_the_quota(monkeypatch):
         assert os.environ.get("OMP_NUM_THREADS") == os.environ.get("MKL_NUM_THREADS") == threads
 
 
-def test_this_machine_is_read_without_forging():
-    assert 1 <= machine.usable_cpus() <= (os.cpu_count() or 1)
-    assert 0 < machine.memory_available() <= machine.memory_total() <= psutil.virtual_memory().total
-
-
 def test_a_process_reports_its_own_memory_and_peak(run_python):
     code = """from helpers.core import processes
 before, held = processes.process_memory(), bytearray(b"x" * 300_000_000)
@@ -229,7 +224,9 @@ def test_case_35_every_cause_of_absent_cuda_has_its_sentence(changes, cause):
     assert ":" in status.reason, "the sentence names the way out"
 
 
-def test_working_cuda_names_the_gpus():
+def test_this_machine_and_its_gpus_are_read():
+    assert 1 <= machine.usable_cpus() <= (os.cpu_count() or 1)
+    assert 0 < machine.memory_available() <= machine.memory_total() <= psutil.virtual_memory().total
     status = cuda.explain_cuda(**facts(visible="0"))
     assert status.available
     assert "Some GPU" in status.reason
